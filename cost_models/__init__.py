@@ -1,4 +1,4 @@
-"""What a placement costs in time and memory. One model per file."""
+"""Cost models: the time and memory that a placement takes. One model per file."""
 
 from typing import TYPE_CHECKING
 

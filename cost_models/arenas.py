@@ -1,8 +1,8 @@
-"""Arenas: the rows of one element type, optimizer and width that a GPU serves, and what they take.
+"""Costs of arenas: an arena has a GPU's rows of one element type, optimizer and width.
 
-One kernel of a GPU serves an arena, in however many shards, and rows that are staged or cached
-share one row cache. Gradients of all replicated rows are added up at once. What that takes belongs
-to no shard: it comes on top of what shards cost.
+One kernel serves all shards of an arena, and its staged and cached rows share one row cache. One
+collective adds up the gradients of all replicated rows. These costs belong to no single shard, so
+they are added to the costs of shards.
 """
 
 from collections import defaultdict
@@ -23,43 +23,43 @@ from placer.tables import DType, OptimizerName, Table
 Float = npt.NDArray[np.float64]
 
 Arena = tuple[DType, OptimizerName, int]
-"""Element type, optimizer and width of rows."""
+"""The element type, optimizer and width of an arena's rows."""
 
 
 class ArenaLoad(NamedTuple):
-    """What a step of a GPU does in one arena, or in a shard of it."""
+    """The work of one step in one arena of a GPU, or in one shard."""
 
-    lookups: float = 0.0  # Of a step, however their rows are read.
-    cached_rows: int = 0  # Rows that are staged or cached, read by the step or not.
-    pooled_lookups: float = 0.0  # Those of `lookups` in groups of which the host pools some rows.
-    replicated: bool = False  # Whether other GPUs hold any of the rows too.
+    lookups: float = 0.0  # Lookups of a step, in all kinds of rows.
+    cached_rows: int = 0  # All staged or cached rows, read or not.
+    pooled_lookups: float = 0.0  # Lookups in groups with rows that the host pools.
+    replicated: bool = False  # Whether other GPUs have copies of any of the rows.
 
     def joined(self, other: "ArenaLoad") -> "ArenaLoad":
-        """Return the sum of both, as one arena."""
+        """Return the work of both together, in one arena."""
         lookups, cached_rows, pooled_lookups = map(add, self[:3], other[:3])
         replicated = self.replicated or other.replicated
         return ArenaLoad(lookups, cached_rows, pooled_lookups, replicated)
 
 
 class ArenaCosts(NamedTuple):
-    """Seconds of each phase that arenas take besides their launches; of shape (phases,) each.
+    """Seconds that arenas take besides launches, by phase: each field has shape (phases,).
 
-    None is negative.
+    No value is negative.
     """
 
-    cached_s: Float  # Of an arena with staged or cached rows.
-    # Of each lookup there that may be of such a row: an executor makes room to look up as many rows
-    # as the step has lookups in the arena, or as many as there are such rows if fewer.
+    cached_s: Float  # For an arena with staged or cached rows.
+    # For each lookup there that may need such a row. The executor reserves as many places as the
+    # step has lookups in the arena, but no more than the arena has staged and cached rows.
     cached_lookup_s: Float
-    # Of each lookup in an arena of which the host pools rows: it goes through all of them. Those of
-    # the same group pay for themselves (`UnitCosts.pooled_lookup_s`), and not here.
+    # For each lookup in an arena with rows that the host pools, as the host goes through all of
+    # them. Lookups of the same group are paid by `UnitCosts.pooled_lookup_s` instead.
     pooled_lookup_s: Float
-    # Of a GPU that holds any replicated rows, however many: the collectives that add their
-    # gradients up.
+    # For a GPU with any number of replicated rows: the collectives that add up their
+    # gradients.
     replicas_s: Float
 
     def seconds(self, loads: Iterable[ArenaLoad]) -> Float:
-        """Return what these arenas take together, shape (phases,)."""
+        """Return the seconds of these arenas together, shape (phases,)."""
         cached = located = pooled = replicated = 0.0
         for load in loads:
             if load.cached_rows:
@@ -78,22 +78,22 @@ class ArenaCosts(NamedTuple):
 
 
 def arena_of(table: Table, width: int) -> Arena:
-    """Return the arena of a shard of a table with so many columns."""
+    """Return the arena of a table's shard with `width` columns."""
     return table.dtype, table.optimizer, width
 
 
 Loads = Mapping[Arena, ArenaLoad]
-"""What a step of one GPU does in each of its arenas."""
+"""The work of one step in each arena of one GPU."""
 
 
 def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
-    """Return the arenas of each GPU of a plan, by the GPU's number, and what a step does in them.
+    """Return the work in each arena of each GPU of a plan, in the order of GPU numbers.
 
-    Servers, after the GPUs, have none: they launch no kernels.
+    Servers follow the GPUs and have no arenas, as they launch no kernels.
     """
     numbers = problem.topology.gpu_numbers
     pooled = {group for group, shards in groups_of(plan).items() if host_pools(shards)}
-    # Many tables may be replicated on the same GPUs, whose loads are then summed once.
+    # Many tables may be replicated on the same GPUs: sum their loads once for all these GPUs.
     by_devices: dict[tuple[str, ...], dict[Arena, ArenaLoad]] = defaultdict(dict)
     for shard in plan.shards:
         profile = problem.profile[shard.table]
@@ -117,7 +117,7 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
 
 
 def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
-    """Return the arenas of each GPU that has both."""
+    """Return for each GPU the arenas of `some` and `others` together, with their work added."""
     return [
         one or other
         if not (one and other)
@@ -130,9 +130,9 @@ def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
 def times_by_arena(
     model: CostModel, problem: Problem, loads: Sequence[Loads]
 ) -> list[dict[Arena, Float]]:
-    """Return seconds of each phase that each arena takes of each GPU, of shape (phases,).
+    """Return the seconds of each arena of each GPU, by phase, each of shape (phases,).
 
-    What a GPU takes once for all replicated rows is shared alike by the arenas that have some.
+    Arenas with replicated rows share the GPU's one cost of replicas in equal parts.
     """
     times: list[dict[Arena, Float]] = []
     for gpu, arenas in enumerate(loads):
@@ -152,7 +152,7 @@ def times_by_arena(
 
 
 def tables_by_arena(problem: Problem, plan: Plan) -> dict[Arena, npt.NDArray[np.bool_]]:
-    """Return which tables are on each GPU with rows of each arena, of shape (tables, GPUs)."""
+    """Return for each arena which tables have rows in it on which GPU, of shape (tables, GPUs)."""
     numbers, tables = problem.topology.gpu_numbers, problem.profile.table_numbers
     shape = len(tables), len(problem.topology.serving)
     members: dict[Arena, npt.NDArray[np.bool_]] = defaultdict(lambda: np.zeros(shape, dtype=bool))
@@ -164,6 +164,6 @@ def tables_by_arena(problem: Problem, plan: Plan) -> dict[Arena, npt.NDArray[np.
 
 
 def added_up(times: Sequence[Mapping[Arena, Float]], phases: int) -> Float:
-    """Return seconds of each phase of all arenas of each GPU, shape (phases, GPUs)."""
+    """Return the seconds of all arenas of each GPU together, shape (phases, GPUs)."""
     nothing = np.zeros(phases)
     return np.stack([sum(of_gpu.values(), nothing) for of_gpu in times], axis=1)

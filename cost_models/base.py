@@ -1,4 +1,4 @@
-"""What a cost model is asked and what it answers."""
+"""The interface of cost models: shards and sharding options, cost curves and `CostModel`."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, runtime_checkable
@@ -21,20 +21,20 @@ Cold = Literal["staged", "uva", "host", "cached"]
 """How rows in DRAM are read; see docs/plan-format.md."""
 
 ANY_SHARE = -1.0
-"""`ColdHome.drive_share` where shards may have any number of their rows on a drive."""
+"""Value of `ColdHome.drive_share` if shards may have any number of their rows on a drive."""
 
 _REPLICA, _STAND_IN = -1, -2
-"""`TableShard.column_slice` of the replicated rows, and of a stand-in."""
+"""Values of `TableShard.column_slice` that mark replicated rows and stand-ins."""
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
 
 
 class ColdHome(NamedTuple):
-    """Where the cold rows of a sharding option lie, and in which type; empty if their table's.
+    """The memory and element type of a sharding option's cold rows.
 
-    `drive_share` of each shard's rows are on the host's drive: the coldest ones, but for those in
-    HBM. `ANY_SHARE`: each shard has a share of its own, which solvers choose.
+    `drive_share` of each shard's rows, the coldest, are on the host's drive unless they are in HBM.
+    With `ANY_SHARE`, solvers choose a share for each shard. An empty `dtype` is the table's own.
 
     Examples
     --------
@@ -46,7 +46,7 @@ class ColdHome(NamedTuple):
     dtype: ColdDType | Literal[""] = ""
 
     def first_on_drive(self, rows: int) -> int:
-        """Return the first row on the drive, of `rows` rows with the hottest first."""
+        """Return the first row on the drive, if `rows` rows are sorted hottest first."""
         return rows - round(rows * self.drive_share)
 
 
@@ -56,13 +56,13 @@ IN_DRAM = ColdHome()
 class ShardingOption(NamedTuple):
     """One way to divide a table into shards; GPUs and rows in HBM are chosen separately.
 
-    The ranks that are not replicated are in `row_slices`: strided ones, or if `blocked` contiguous
-    blocks of equally many rows, the i-th on GPU number `first_gpu` + i, and those of the next
-    column slice on the GPUs behind. `column_widths` are empty if the columns stay together. Row
-    slices and column slices together make a grid of `shard_count` shards. `replicated_rows` of the
-    hottest rows are in the HBM of every GPU; if all rows are, the table is data-parallel, and there
-    are no other shards. `cold` is how rows in DRAM are read: ``cached`` shards have all rows there
-    and a cache in HBM. `home` is where cold rows lie; other than `IN_DRAM` only if ``staged``.
+    Every GPU has the hottest `replicated_rows` in HBM. If these are all rows, the table is
+    data-parallel and has no other shards. The other ranks are divided into strided `row_slices`. If
+    `blocked`, they are contiguous blocks of equal size: block i is on GPU `first_gpu` + i, and the
+    next column slice is on the GPUs after these. Columns are divided by `column_widths`, which is
+    empty if they stay together. Row and column slices form a grid of `shard_count` shards. `cold`
+    is how rows in DRAM are read: ``cached`` shards have all rows there and a cache in HBM. `home`
+    is where cold rows lie; only ``staged`` rows may have another home than `IN_DRAM`.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class ShardingOption(NamedTuple):
 
     @property
     def shard_count(self) -> int:
-        """Number of shards, replicas aside; meaningless if all rows are replicated."""
+        """Number of shards without replicas; meaningless if all rows are replicated."""
         return self.row_slices * max(1, len(self.column_widths))
 
 
@@ -106,7 +106,7 @@ class TableShard(NamedTuple):
 
     @classmethod
     def replica(cls, table: int, option: ShardingOption) -> "TableShard":
-        """Return the replicated rows of a table, as every GPU holds them."""
+        """Return the shard of a table's replicated rows, which every GPU holds."""
         return cls(table, option, 0, _REPLICA)
 
     @property
@@ -115,21 +115,22 @@ class TableShard(NamedTuple):
         return self.column_slice == _REPLICA
 
     def stand_in(self) -> "TableShard":
-        """Return the shard whose curve stands in bounds for all ways to divide this one.
+        """Return the shard whose curve bounds use for all ways to divide this shard.
 
-        It is the shard itself, unless the host pools cold rows: then its curve is a sum over rows.
-        The host sends vectors even of none, and lookups of rows in HBM pay nothing for others.
+        It is the shard itself, unless the host pools cold rows. Then its curve is a sum over rows:
+        the host sends vectors even without cold rows, and only lookups of cold rows pay for
+        pooling.
         """
         return self._replace(column_slice=_STAND_IN) if self.option.cold == "host" else self
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether the shard is one of `stand_in`."""
+        """Whether `stand_in` made the shard for rows that the host pools."""
         return self.column_slice == _STAND_IN
 
     @property
     def home_gpu(self) -> int | None:
-        """The number of the only GPU that may serve the shard; None if any may."""
+        """The number of the only GPU that may serve the shard; None if every GPU may."""
         option = self.option
         if not option.blocked or self.is_replica:
             return None
@@ -137,10 +138,10 @@ class TableShard(NamedTuple):
 
     @property
     def cost_key(self) -> tuple[object, ...]:
-        """Equal for shards that cost the same on any GPU.
+        """A key that is equal for shards that cost the same on every GPU.
 
-        Of other column slices, a shard's cost depends on their number alone; that of replicas does
-        not depend on how the other rows are divided.
+        A shard's cost depends on the number of other column slices, not on their widths. The cost
+        of replicas does not depend on how the other rows are divided.
         """
         option = self.option
         if self.is_replica:
@@ -150,7 +151,7 @@ class TableShard(NamedTuple):
         return self.table, self.row_slice, width, len(widths), option._replace(column_widths=())
 
     def rows(self, table_rows: int) -> tuple[int, int, int]:
-        """Return the ranks of the shard as a slice."""
+        """Return the shard's ranks as (start, stop, step), for a table of `table_rows` rows."""
         option = self.option
         if self.is_replica:
             return 0, option.replicated_rows, 1
@@ -162,7 +163,7 @@ class TableShard(NamedTuple):
         return start, table_rows, option.row_slices
 
     def columns(self, dim: int) -> tuple[int, int]:
-        """Return the range of columns of the shard."""
+        """Return the shard's columns as (first, end), for a table of `dim` columns."""
         if self.is_replica or not self.option.column_widths:
             return 0, dim
         first = sum(self.option.column_widths[: self.column_slice])
@@ -170,7 +171,7 @@ class TableShard(NamedTuple):
 
 
 def shards_of(table: int, option: ShardingOption, table_rows: int) -> list[TableShard]:
-    """Return a table's shards, column slice by column slice, for `table_rows` rows; no replicas."""
+    """Return all shards of a table of `table_rows` rows, without replicas, by column slice."""
     if table_rows and option.replicated_rows >= table_rows:
         return []
     return [
@@ -184,26 +185,26 @@ def shards_of(table: int, option: ShardingOption, table_rows: int) -> list[Table
 class CostCurve:
     """Cost of one shard of a table on one GPU, as a function of how many of its rows are in HBM.
 
-    The shard's hottest rows are in HBM and the rest in DRAM, or the coldest of them on a drive; of
-    a ``cached`` shard, the cache holds the hottest rows, and no cache means rows read in place, a
-    cache of all rows just rows in HBM. All arrays have shape (m,) over `hot_rows`, and linear in
-    between, where times are exact and bytes may be understated: buffers are concave.
+    The shard's hottest rows are in HBM. The rest are in DRAM, or the coldest of them on a drive. A
+    ``cached`` shard's cache holds the hottest rows: without a cache, rows are read in place, and a
+    cache of all rows means that the rows are in HBM. All arrays have shape (m,), a value for each
+    of `hot_rows`. Interpolate linearly between them: times are exact there, and bytes may be too
+    low, because buffers are concave.
 
-    Where cold rows are ``staged`` or read in place (``uva``), over links that are not nearly as
-    fast as HBM, `gpu_s` and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` shards
-    may jump between none and one row in HBM, and between all but one and all, so they have
-    points at each of these. Of every curve `dram_s` and `dram_bytes` do not rise, and where
-    more rows take fewer bytes of HBM, as they save more buffers, they take no more time; but
-    for the upkeep of a cache, which may grow with its rows.
+    If cold rows are ``staged`` or read in place (``uva``) over links much slower than HBM, `gpu_s`
+    and `dram_s` fall and are convex. Curves of ``host`` and ``cached`` shards may jump between 0
+    and 1 rows in HBM, and between all but one and all, so they have points there. `dram_s` and
+    `dram_bytes` never rise. If more hot rows need fewer bytes of HBM, because they save buffers,
+    they take no more time, except for the upkeep of a cache.
 
-    `hot_rows` rise from 0 to all rows; of replicas there are all. `gpu_s` is time of the GPU, all
-    phases together, `dram_s` that of the host's memory, and bytes are in the memory of both.
-    `split_s` and `split_hbm_bytes` are added between none and all rows in HBM: one more shard, a
-    row map. `gpu_s_of_phases`, shape (phases, m), and `split_s_of_phases` say the same by phases of
-    the model's schedule; by default there is one phase. Of options with any share of rows on a
-    drive, all of this is with none there, and `drive_s`, or `drive_s_of_phases`, what `gpu_s` grows
-    by if all rows from each of `hot_rows` on are there. If `only_points`, solvers may have no other
-    numbers of rows in HBM than `hot_rows`, because times in between are not linear.
+    `hot_rows` rise from 0 to all rows; replicas have one point with all rows. `gpu_s` is the GPU's
+    time in all phases, and `dram_s` the time of the host's memory. `split_s` and `split_hbm_bytes`
+    are added if some but not all rows are in HBM: for one more shard and a row map.
+    `gpu_s_of_phases`, shape (phases, m), and `split_s_of_phases` are the same by phase of the
+    model's schedule, by default one phase. If any share of rows may be on a drive, these numbers
+    are for none there. Then `drive_s` is what `gpu_s` grows by if all rows from `hot_rows` on are
+    on the drive. If `only_points`, times between the points are not linear, and solvers may only
+    choose a number of `hot_rows`.
     """
 
     hot_rows: Int
@@ -221,12 +222,12 @@ class CostCurve:
 
     @property
     def phase_s(self) -> Float:
-        """`gpu_s` by phase, shape (phases, m)."""
+        """Seconds of the GPU by phase of the schedule, shape (phases, m)."""
         return self.gpu_s[None] if self.gpu_s_of_phases is None else self.gpu_s_of_phases
 
     @property
     def split_phase_s(self) -> Float:
-        """`split_s` by phase, shape (phases,)."""
+        """Seconds that a split adds, by phase of the schedule, shape (phases,)."""
         if self.split_s_of_phases is None:
             return np.array([self.split_s])
         return self.split_s_of_phases
@@ -234,10 +235,10 @@ class CostCurve:
 
 @runtime_checkable
 class CostModel(Protocol):
-    """Time and memory of placements. Stateless: the same question has the same answer.
+    """A model of the time and memory of placements; equal arguments give equal results.
 
     Inherit this class and override what your model knows. By default a step is one phase, GPUs do
-    not slow each other, launches and arenas cost nothing, and dividing a table may cost anything.
+    not slow each other, launches and arenas cost nothing, and dividing a table may save time.
 
     Attributes
     ----------
@@ -250,80 +251,76 @@ class CostModel(Protocol):
     uniform_splits: bool = False
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-        """Return the options of table number `table` that are searched: the search space."""
+        """Return the options that solvers search for table number `table`: the search space."""
         ...
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """Return least GPU seconds that dividing a table adds; None if it may save time.
+        """Return the least GPU seconds that dividing a table adds; None if it may save time.
 
-        Seconds of the schedule's main chain, which is its first.
+        These are seconds of the schedule's first chain. If a number is returned, bounds need
+        finer options only for tables for which one GPU is not enough.
 
-        At any price of a byte of HBM, the shards of an option together, each on the kind of GPU
-        that is best for it, cost at least this more than the one shard of the option that has
-        the same replicas and the same `cold` but neither row nor column slices: seconds plus
-        price × bytes, its rows in HBM as is best, split costs of both aside. Where the host
-        pools cold rows, that is the less of what the one shard costs and what its
-        `TableShard.stand_in` does with any rows in HBM, not only the hottest: of several
-        shards, some may do without the host. The shards take as much time of hosts at least,
-        and their fewest bytes in HBM, and in HBM and DRAM, are no fewer either. Bounds then
-        need finer options only of tables for which one GPU is not enough.
+        Cost means seconds + price × bytes of HBM, without split costs, each shard on its best kind
+        of GPU with its best number of hot rows. At any price, the shards of an option together cost
+        at least this much more than the undivided shard with the same replicas and `cold`. The
+        shards also take no less time of hosts, and no fewer bytes of HBM, or of HBM and DRAM.
 
-        Nothing is promised of the times of ``cached`` options: of their shards one may be read
-        through a cache, another in place, and a third be in HBM.
+        If the host pools cold rows, compare with the cheaper of the undivided shard and its
+        `TableShard.stand_in` with any rows in HBM, not only the hottest: some of several shards may
+        not need the host. For ``cached`` options the model promises no times, as each shard may
+        choose between a cache, reads in place and HBM.
         """
         return None
 
     def schedule(self, problem: Problem) -> Schedule:
-        """Return the phases of a step, and what they wait for; `ONE_PHASE` if there are none."""
+        """Return the phases of a step and their order; by default `ONE_PHASE`."""
         return ONE_PHASE
 
     def launches(self, problem: Problem, gpu: int) -> Float:
-        """Return seconds of each phase that GPU number `gpu` takes for each arena, shape (phases,).
+        """Return the seconds that one arena adds on GPU number `gpu`, by phase, shape (phases,).
 
-        An arena has all rows of one element type, width and optimizer that a GPU serves: one
-        kernel looks them up, however many shards there are.
+        An arena has all rows of one element type, width and optimizer that a GPU serves. One
+        kernel looks them up, for any number of shards.
         """
         return np.zeros(len(self.schedule(problem).phases))
 
     def arena_costs(self, problem: Problem, gpu: int) -> "ArenaCosts | None":
-        """Return what arenas of GPU number `gpu` take besides launches, by how their rows are read.
+        """Return other seconds of arenas on GPU number `gpu` than launches; None if there are none.
 
-        None if nothing. Bounds leave it out, as it is never negative, and searches rate changes
-        of a placement without it; whole assignments, and plans, have it.
+        They depend on how rows are read and are never negative. Bounds and the ratings of single
+        moves in a search leave them out; costs of whole assignments and plans include them.
         """
         return None
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """Return the cost of a whole plan, as reports and comparisons show it.
+        """Return the cost of a whole plan, for reports and comparisons.
 
-        Raises PlanMismatchError if the plan's shards are of tables or on devices that the problem
-        does not have, or of a kind that the model does not know.
+        Raises PlanMismatchError if the problem lacks a table or a device of the plan's shards, or
+        the model does not know a kind of shard.
         """
         ...
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Return the cost of a shard on GPU number `gpu`.
 
-        Summed over the shards of a GPU, and the replicas that every GPU holds, and with
-        `launches` and `arena_costs` for each arena, it equals `evaluate` of the same placement.
-        The curve of replicas has one point.
+        The sum over a GPU's shards and replicas, plus `launches` and `arena_costs` of its arenas,
+        equals `evaluate` of the same placement. The curve of replicas has one point.
         """
         ...
 
     def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
     ) -> Shard:
-        """Return a shard of table number `table` with its `staging_rows` and `buffer_bytes`.
+        """Return a shard of table number `table` with its `staging_rows` and `buffer_bytes` set.
 
-        They are what it takes of each GPU's HBM besides rows, caches and maps. `returns_bags`
-        charges the pooled output of all of a table's shards with the same columns on a GPU to
-        this one of them.
+        These are its HBM on each GPU besides rows, caches and maps. Set `returns_bags` for one of
+        the table's shards with the same columns on a GPU: it includes their common pooled output.
         """
         ...
 
 
 def require_match(problem: Problem, plan: Plan) -> None:
-    """Raise unless the problem has the tables and devices of all the plan's shards."""
+    """Raise PlanMismatchError if the problem lacks a table or device of the plan's shards."""
     numbers, tables = problem.profile.table_numbers, problem.profile.tables
     devices = problem.topology.gpus_by_id.keys() | problem.topology.hosts_by_id.keys()
     for name in dict.fromkeys(shard.table for shard in plan.shards):

@@ -1,4 +1,4 @@
-"""What a cost model answers of a plan: times by device and phase, and memory."""
+"""A cost model's report of a plan: times by device and phase, and memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,34 +12,34 @@ from placer.plan.memory import MemoryUse
 _ROUNDING = 1e-12
 
 _ALIKE = 1e-9
-"""GPUs whose times differ by less than this share are equally slow: the first of them is named."""
+"""GPUs whose times differ by less than this share are equally slow: reports name the first one."""
 
 Part = Literal["hbm", "link", "pooling", "communication", "launches", "drive"]
-"""What a GPU's seconds are spent on. While its host pools rows, a GPU waits."""
+"""What a GPU spends its time on. ``pooling`` is waiting for rows that the host pools."""
 
 PARTS: tuple[Part, ...] = ("hbm", "link", "pooling", "communication", "launches", "drive")
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCost:
-    """Time that one GPU spends on embeddings in one step, by what it waits for, in seconds."""
+    """Seconds that one GPU spends on embeddings in one step, by what it waits for."""
 
     device: str
     hbm_s: float  # Reads and writes of its own memory.
-    # Copies between its host's memory and its own, and waits for rows that the host pools.
+    # Copies from and to its host's memory, and waits for rows that the host pools.
     link_s: float
     communication_s: float  # Exchanges of ids, pooled rows and gradients with other GPUs.
-    launch_s: float  # Fixed cost of its shards.
+    launch_s: float  # Launches of kernels, and fixed costs of shards and arenas.
 
     @property
     def total_s(self) -> float:
-        """All together, as if nothing overlapped and no GPU waited for another."""
+        """The sum of all parts, without overlap or waits for other GPUs."""
         return self.hbm_s + self.link_s + self.communication_s + self.launch_s
 
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Time that one host's memory is busy with embeddings in one step, in seconds."""
+    """Seconds that one host's memory is busy with embeddings in one step."""
 
     device: str
     dram_s: float
@@ -47,17 +47,17 @@ class HostCost:
 
 @dataclass(frozen=True, slots=True)
 class TableCost:
-    """A table's part of a step."""
+    """The time that a table takes of a step, and its lookups in HBM."""
 
-    # Seconds of all GPUs together: of its own shards, and its share of what it has in common with
-    # other tables. An arena's time is shared alike by the tables that a GPU has in it.
+    # Seconds of all GPUs together: of the table's shards, and its part of arenas. The tables of a
+    # GPU's arena share the arena's time in equal parts.
     gpu_s: float
-    hbm_lookup_share: float  # Share of its lookups that are served from HBM.
+    hbm_lookup_share: float  # Share of its lookups that HBM serves.
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseCost:
-    """A phase of a step: the GPU that it waits for, that GPU's seconds, and the mean of all."""
+    """A phase of a step: its slowest GPU, that GPU's seconds, and the mean over GPUs."""
 
     name: str
     slowest: str
@@ -66,22 +66,22 @@ class PhaseCost:
 
     @property
     def waits_s(self) -> float:
-        """How long a GPU waits for the slowest one, on average; 0 where that is rounding alone."""
+        """Mean seconds that GPUs wait for the slowest GPU; 0 if it is only a rounding error."""
         waits_s = self.slowest_s - self.mean_s
         return waits_s if waits_s > _ROUNDING * self.slowest_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CostReport:
-    """Cost of a plan: times per GPU and host, memory per device, lookups by tier.
+    """The cost of a plan: times by GPU and host, memory by device, and lookups in HBM.
 
-    After the `gpus` come hosts without GPUs, which serve like them. `hbm_lookup_share` is that of
-    all lookups in device shards and hits of caches, `relative_error` how far step times of the
-    model are off on average, as a share, where that was measured. `schedule` says how phases follow
-    one another, `phase_s` seconds of each GPU in each of them, and `parts_s`, shape (parts, phases,
-    GPUs), the same by `PARTS`; both are missing if the step is one phase. `dense_s` is what dense
-    layers take of the first chain; None where the step is embeddings alone. `tables` are those that
-    have shards; their `gpu_s` add up to `GpuCost.total_s` of all GPUs.
+    `gpus` ends with the hosts without GPUs, which serve lookups like GPUs. `hbm_lookup_share` is
+    the share of lookups in device shards and hits of caches. `relative_error` is the typical error
+    of the model's step times, as a share, if it was measured. `schedule` has the order of phases,
+    `phase_s` the seconds of each phase and GPU, and `parts_s`, shape (parts, phases, GPUs), the
+    same by `PARTS`; both are missing if the step is one phase. `dense_s` are the seconds of dense
+    layers in the first chain; None for embeddings alone. `tables` has the tables with shards; their
+    `gpu_s` add up to `GpuCost.total_s` of all GPUs.
 
     Examples
     --------
@@ -113,14 +113,14 @@ class CostReport:
     def step_time_if(
         self, scale: Mapping[Part, float | Float], *, dram: float = 1.0, dense: float = 1.0
     ) -> float:
-        """Return the time of a step of the same plan if parts of it took `scale` times as long.
+        """Return the step time of the same plan if some parts took `scale` times as long.
 
         Parameters
         ----------
         scale : mapping of part to float, or float64 of shape (GPUs,)
-            Of what GPUs spend their time on.
+            Factors for the parts of GPUs' times.
         dram, dense : float
-            The same of hosts' memory, and of dense layers.
+            Factors for the times of hosts' memory and of dense layers.
 
         Examples
         --------
@@ -143,7 +143,7 @@ class CostReport:
 
     @property
     def phase_times_s(self) -> Float:
-        """Seconds of each phase and GPU, shape (phases, GPUs), each as if alone on its lane."""
+        """Seconds of each phase and GPU, shape (phases, GPUs), without delays of shared lanes."""
         return np.array(self.phase_s or [[gpu.total_s for gpu in self.gpus]])
 
     @property
@@ -154,16 +154,16 @@ class CostReport:
 
     @property
     def slowest_gpu(self) -> int:
-        """The number of the GPU that is busy longest in the phases of the longest chain."""
+        """The number of the GPU with the most seconds in the phases of the longest chain."""
         seconds = self.gpu_s
         return int(np.argmax(seconds >= (1 - _ALIKE) * seconds.max()))
 
     @property
     def longest_chain(self) -> tuple[tuple[str, ...], Float]:
-        """The phases that make up the step, in order, and each GPU's seconds in them.
+        """The names of the longest chain's phases, in order, and each GPU's seconds in them.
 
-        Seconds have shape (phases, GPUs), and are with what shared lanes add. Dense layers are
-        left out.
+        Seconds have shape (phases, GPUs). They include delays of shared lanes, but no dense
+        layers.
         """
         longest, times = self._longest
         chain = self.schedule.chains[longest]
@@ -171,9 +171,9 @@ class CostReport:
 
     @property
     def phases(self) -> tuple[PhaseCost, ...]:
-        """The phases that make up the step, in order, each with the GPU that it waits for.
+        """The phases of the longest chain, in order, each with its slowest GPU.
 
-        Where the step waits for a host's memory, that is its only phase.
+        If the step waits for a host's memory, its only phase is ``dram``.
         """
         host = self._waited_host
         if host is not None:
@@ -199,26 +199,26 @@ class CostReport:
 
     @property
     def has_dense_phase(self) -> bool:
-        """Whether the longest chain is the first one, which dense layers are part of."""
+        """Whether there are dense layers, and the longest chain is the first, which has them."""
         return self.dense_s is not None and self._longest[0] == 0
 
     @property
     def _waited_host(self) -> HostCost | None:
-        """The host whose memory the step waits for, if it waits for one."""
+        """The host whose memory the step waits for; None if it does not wait for memory."""
         busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)
         return busiest if busiest is not None and busiest.dram_s >= self.step_time_s > 0 else None
 
     @property
     def _longest(self) -> tuple[int, Float]:
-        """The number of the longest chain, and phase times with what shared lanes add."""
+        """The number of the longest chain, and phase times with delays of shared lanes."""
         times = self.phase_times_s
         return int(np.argmax(self.schedule.chain_times_s(times))), self.schedule.prolonged(times)
 
     @property
     def bottleneck(self) -> str:
-        """Name what the step waits for: the slowest GPU and its longest phase, or what is longer.
+        """Name what the step waits for: the slowest GPU and its longest phase.
 
-        That is a host's memory, or the dense layers.
+        If they take longer, it is a host's memory or the dense layers.
         """
         if self._waited_host is not None:
             return f"{self._waited_host.device} dram"
@@ -239,7 +239,7 @@ class CostReport:
 
     @property
     def balance(self) -> float:
-        """Mean over maximum of the GPUs' times, phase by phase: 1 when none waits."""
+        """The GPUs' mean time over the slowest GPU's, summed over phases: 1 if no GPU waits."""
         phases = self._chain_phases
         slowest_s = sum(phase.slowest_s for phase in phases)
         return sum(phase.mean_s for phase in phases) / slowest_s if slowest_s > 0 else 1.0

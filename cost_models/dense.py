@@ -1,14 +1,14 @@
-"""Time of the dense part of a step: its layers, its interaction and the sum of its gradients.
+"""The time of a step's dense part: layers, interaction and the sum of their gradients.
 
-A linear layer of i inputs and o outputs is a product of B·i·o multiply-accumulates forward and two
-backward (gradients of the weights and of the input, which the first layer of the bottom MLP does
-not need), each of two floating-point operations. A product takes as long as its operations at the
-GPU's rate (`cost_models.dense`), or as its matrices' way through the GPU's memory if that is
-longer. Activations and the interaction are read and written; every kernel is launched.
+A linear layer of i inputs and o outputs is one product of B·i·o multiply-accumulates forward, each
+of two floating-point operations. Backward, there are two such products, for the gradients of the
+weights and of the input. The first layer of the bottom MLP needs no gradient of its input. A
+product takes as long as its operations at the GPU's rate, or as reading and writing its matrices in
+GPU memory if that is longer. Activations and the interaction are read and written, too. Every
+kernel takes a launch.
 
-Gradients are summed over all GPUs as PyTorch's DistributedDataParallel does (Li et al. 2020,
-doi:10.14778/3415478.3415530): in buckets, each as soon as the backward pass has filled it, beside
-the rest of the backward pass.
+Gradients are summed over all GPUs like in PyTorch's DistributedDataParallel (Li et al. 2020,
+doi:10.14778/3415478.3415530): in buckets, each as soon as it is full, during the backward pass.
 """
 
 from collections.abc import Iterator
@@ -34,17 +34,17 @@ _CPU_SHARE = 0.50
 class FlopRate:
     """Floating-point operations per second."""
 
-    stated_per_s: float  # The vendor's peak, or what was measured.
-    share: float  # What MLPs reach of it, in 0..1; 1 where it was measured.
-    source: str  # Where both come from.
+    stated_per_s: float  # The vendor's peak, or a measured rate.
+    share: float  # The share that MLPs reach, in 0..1; 1 if measured.
+    source: str  # Where both numbers come from.
 
     @property
     def per_s(self) -> float:
-        """What MLPs reach."""
+        """Operations per second that MLPs reach."""
         return self.stated_per_s * self.share
 
     def describe(self) -> str:
-        """For people: figure, share and source."""
+        """Return the rate, the share and the source in words."""
         return (
             f"{self.per_s / 1e12:.3g} TFLOP/s = {self.share:.3g} of "
             f"{self.stated_per_s / 1e12:.3g} TFLOP/s: {self.source}"
@@ -71,7 +71,7 @@ _DATASHEETS: dict[str, tuple[str, float | None, float | None, float | None, floa
     "gaudi2": ("Intel Gaudi 2", None, None, None, 432.0),
     "gaudi3": ("Intel Gaudi 3", None, None, None, 1835.0),
 }
-"""Chips, and TFLOP/s without sparsity: in float32, tf32, float16 and bfloat16."""
+"""Each GPU kind's chip, and TFLOP/s without sparsity in float32, tf32, float16 and bfloat16."""
 
 _MATHS: tuple[DenseMath, ...] = ("float32", "tf32", "float16", "bfloat16")
 
@@ -91,11 +91,11 @@ def _gpu(chip: str, *tflops: float | None) -> dict[DenseMath, FlopRate]:
 
 
 GPU_FLOPS = {kind: _gpu(*known) for kind, known in _DATASHEETS.items()}
-"""By the GPU kinds of `placer.topology.presets`, and the type in which matrices are multiplied."""
+"""Rates by GPU kind of `placer.topology.presets` and by type of matrix products."""
 
 
 def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
-    """Operations per second that a GPU reaches in given layers."""
+    """Return operations per second that a GPU reaches in the layers; ProblemError if unknown."""
     if layers.flops_per_s is not None:
         return layers.flops_per_s
     known = GPU_FLOPS.get(gpu.chip)
@@ -107,7 +107,7 @@ def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
             f"{', '.join(GPU_FLOPS)}"
         )
     if layers.math == "tf32" and "tf32" not in known:
-        return known["float32"].per_s  # As frameworks do on chips that are older than it.
+        return known["float32"].per_s  # As frameworks do on chips without tf32.
     if layers.math not in known:
         raise ProblemError(
             f"{gpu.id} is a {gpu.chip}, which does not multiply in {layers.math}; it has "
@@ -117,7 +117,7 @@ def gpu_rate(gpu: Gpu, layers: DenseLayers) -> float:
 
 
 def _cpu(sockets: int, cores: int, flops_per_cycle: int, ghz: float, chip: str) -> FlopRate:
-    """Peak of a server's CPUs: sockets × cores × operations per cycle × clock."""
+    """Return the peak of a server's CPUs: sockets × cores × operations per cycle × clock."""
     return FlopRate(
         sockets * cores * flops_per_cycle * ghz * 1e9,
         _CPU_SHARE,
@@ -155,25 +155,25 @@ CPU_FLOPS: dict[str, FlopRate] = {
     "gaudi2": _cpu(2, 40, 64, 2.3, "Xeon 8380, clock for AVX-512 assumed"),
     "gaudi3": _SAPPHIRE_RAPIDS,
 }
-"""By server: the CPU server and Zion of Acun et al., or the 8-GPU server of a GPU kind."""
+"""CPU rates by server: the CPU server and Zion of Acun et al., or a GPU kind's 8-GPU server."""
 
 
 FORWARD_KERNELS = 2
-"""Launches of a layer forward: product with bias, and activation. A count of what PyTorch
-launches, not a measurement; so are those below."""
+"""Kernels of a layer's forward pass: product with bias, and activation. This number and the next
+two count what PyTorch launches; they are not measured."""
 
 BACKWARD_KERNELS = 4
-"""The activation's gradient, two products, and the sum over the bias."""
+"""Kernels of a layer's backward pass: activation's gradient, two products, and the bias's sum."""
 
 OTHER_KERNELS = 20
-"""Interaction forward and backward, loss, and a fused optimizer."""
+"""Other kernels of a step: interaction forward and backward, loss, and a fused optimizer."""
 
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
-"""Of DistributedDataParallel, by default: `bucket_cap_mb`, and less for the first bucket."""
+"""Default sizes of DistributedDataParallel's first bucket and of the others (`bucket_cap_mb`)."""
 
 _COLLECTIVES = 2
-"""Of a bucket: its parts are summed on a GPU each, and then sent to all."""
+"""Collectives of a bucket: each GPU sums a part, and then sends it to all."""
 
 _FLOAT_BYTES = 4
 _STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
@@ -184,23 +184,23 @@ class DenseCost:
     """Seconds that the dense part takes on one GPU in one step."""
 
     forward_s: float  # All of the forward pass, the bottom MLP included.
-    # The backward pass, and the optimizer.
+    # The backward pass, and the optimizer's update.
     backward_s: float
     update_s: float
     allreduce_s: float  # The sum of the gradients over all GPUs, on the links between them.
-    exposed_s: float  # What of that goes on when the backward pass has ended.
-    # Dense features and labels on their way from the host, over the host link, ahead of the step.
+    exposed_s: float  # The part of it after the backward pass has ended.
+    # Copies of dense features and labels over the host link, ahead of the step.
     input_s: float
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step that nothing of the dense part hides."""
+        """Seconds that the dense part adds to a step, without the hidden sum of gradients."""
         return self.forward_s + self.backward_s + self.exposed_s + self.update_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """What dense layers ask of a GPU: its rates, and its samples of a step."""
+    """A GPU's rates, and its samples in a step."""
 
     flops_per_s: float
     hbm_bytes_per_s: float
@@ -209,20 +209,20 @@ class _Device:
     value_bytes: int
 
     def product_s(self, product: Product) -> float:
-        """Return one product of a layer's size, forward or backward."""
+        """Return the seconds of one product of a layer's size, forward or backward."""
         flops = 2.0 * self.samples * product.macs_per_sample
         values = self.samples * (product.inputs + product.outputs) + product.macs_per_sample
         return max(flops / self.flops_per_s, self.moved_s(values))
 
     def moved_s(self, values: float) -> float:
-        """Reading or writing so many activations or weights."""
+        """Return the seconds to read or write this many activations or weights."""
         return values * self.value_bytes / self.hbm_bytes_per_s
 
 
 def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
-    """Return cost of the dense layers on each GPU; empty where a problem has none that are known.
+    """Return the cost of the dense layers on each GPU; empty if the problem describes no layers.
 
-    Raises ProblemError if it is not known how fast a GPU is in these layers; see `rates.gpu_rate`.
+    Raises ProblemError if a GPU's rate in these layers is not known; see `gpu_rate`.
 
     >>> from placer import Topology
     >>> from placer.dense import DenseLayers
@@ -250,7 +250,7 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
 
 
 def dense_phase_s(problem: Problem) -> tuple[float, ...]:
-    """Return seconds of a step that the dense part takes on each GPU, 0 where there is none."""
+    """Return the seconds that the dense part adds to a step on each GPU; 0 if there is none."""
     if isinstance(problem.dense, MeasuredDense):
         return (problem.dense.step_s,) * len(problem.topology.gpus)
     known = tuple(cost.step_s for cost in dense_costs(problem))
@@ -260,7 +260,7 @@ def dense_phase_s(problem: Problem) -> tuple[float, ...]:
 def dense_cost(
     network: DenseNetwork, topology: Topology, gpu: Gpu, samples: int, flops_per_s: float
 ) -> DenseCost:
-    """Return the cost on one GPU of a machine, for its `samples` samples of a step."""
+    """Return the cost of the dense part on one GPU, for its `samples` samples of a step."""
     device = _Device(flops_per_s, gpu.hbm_bytes_per_s, gpu.launch_s, samples, network.value_bytes)
     layers = [_layer_s(device, product) for product in network.products]
     interaction_s = _interaction_s(device, network)
@@ -285,16 +285,16 @@ def dense_cost(
 
 
 def _layer_s(device: _Device, product: Product) -> tuple[float, float]:
-    """Return seconds of a layer forward and backward, activation and launches included."""
+    """Return the seconds of a layer forward and backward, with activation and launches."""
     one_s, values = device.product_s(product), device.samples * product.outputs
     forward_s = one_s + device.moved_s(2 * values) + FORWARD_KERNELS * device.launch_s
     products_s = one_s * (1 if product.is_first else 2)
-    # The activation's gradient is read and written beside the activation; the bias reads it.
+    # Read the activation; read and write its gradient; read the gradient for the bias.
     return forward_s, products_s + device.moved_s(4 * values) + BACKWARD_KERNELS * device.launch_s
 
 
 def _interaction_s(device: _Device, network: DenseNetwork) -> float:
-    """Return seconds of the interaction forward; backward takes twice as long."""
+    """Return the seconds of the interaction forward; backward takes twice as long."""
     flops = 2.0 * device.samples * network.interaction_macs
     columns = network.vector_columns + network.interaction_columns
     return max(flops / device.flops_per_s, device.moved_s(device.samples * columns))
@@ -303,7 +303,7 @@ def _interaction_s(device: _Device, network: DenseNetwork) -> float:
 def _backward(
     network: DenseNetwork, layers_s: list[float], interaction_s: float
 ) -> Iterator[tuple[float, int]]:
-    """Yield the backward pass, last layer first: seconds, and known gradient bytes."""
+    """Yield steps of the backward pass: seconds, and bytes of gradients ready after them."""
     backwards = list(zip(network.products, layers_s, strict=True))[::-1]
     for is_top, group in groupby(backwards, key=lambda one: one[0].part == "top"):
         for product, seconds in group:
@@ -313,10 +313,10 @@ def _backward(
 
 
 def _summed_at(steps: list[tuple[float, int]], byte_s: float, latency_s: float) -> float:
-    """When the last bucket is summed over the GPUs, in seconds from the backward pass's begin.
+    """Return the seconds from the backward pass's start until the last bucket is summed.
 
-    `steps` are as `_backward` gives them. A byte of gradients takes `byte_s` on the links, and each
-    bucket `latency_s` besides.
+    `steps` are those of `_backward`. A byte of gradients takes `byte_s` on the links, and each
+    bucket `latency_s` in addition.
     """
     now, ready, limit, summed_at = 0.0, 0, FIRST_BUCKET_BYTES, 0.0
     for seconds, gradient_bytes in steps:

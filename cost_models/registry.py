@@ -1,4 +1,4 @@
-"""All cost models by name; each is imported when it is asked for."""
+"""All cost models by name. A model is imported at its first use."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -18,16 +18,16 @@ COST_MODELS: dict[str, "Callable[[], CostModel]"] = {
 FILE_MODELS: dict[str, "Callable[[str], CostModel]"] = {
     "calibrated": lambda path: cost_models.Calibrated.load(path),
 }
-"""Models whose constants are in a file: named ``calibrated:machine.json``."""
+"""Models that read their constants from a file, with names such as ``calibrated:machine.json``."""
 
 
 def cost_model(name: str) -> "CostModel":
-    """Return the cost model with a name of `COST_MODELS`, or with one of `FILE_MODELS` and a file.
+    """Return a cost model: by a name of `COST_MODELS`, or as ``KIND:FILE`` by one of `FILE_MODELS`.
 
     Raises
     ------
     PlacerError
-        If there is none, and the message lists the valid names; or if its file is damaged.
+        If no model has this name (the message lists valid names), or its file is damaged.
 
     Examples
     --------
@@ -43,11 +43,11 @@ def cost_model(name: str) -> "CostModel":
 
 
 def model_names() -> str:
-    """Return the names of all cost models, for help and messages."""
+    """Return the names of all cost models, for help texts and error messages."""
     return ", ".join([*COST_MODELS, *(f"{kind}:FILE" for kind in FILE_MODELS)])
 
 
 def is_model_name(name: str) -> bool:
-    """Return whether `cost_model` knows the name, without reading a file."""
+    """Return whether `cost_model` accepts the name. Reads no file."""
     kind, _, path = name.partition(":")
     return name in COST_MODELS or (bool(path) and kind in FILE_MODELS)

@@ -1,19 +1,18 @@
-"""Step times of a replayed log: what was counted, times what each unit of it costs.
+"""Step times of a replayed log: counted units of work times the cost of each unit.
 
-The constants are those of any cost model with a step equation
-(`cost_models.step_equation.phases`): a roofline's or calibrated ones. Where `evaluate`
-multiplies them with the work that a profile leads to expect, this multiplies them with the work
-that batches really did:
+Any cost model with a step equation has such unit costs (`cost_models.step_equation.phases`):
+roofline, or a calibrated model. `evaluate` multiplies them with the work that a profile predicts;
+this module multiplies them with the work that batches really did:
 
-* rows in HBM, and copies of staged and cached rows there, are work of ``device`` and ``hit``;
-* a row that was copied to HBM costs what ``staged`` (or ``miss``) costs more than that, once its
-  old row has gone back too: half of it each way for the memories, and the busier way for the
-  link, which carries both at once;
-* staged and cached rows without an entry are work of ``uva``.
+* Lookups of rows in HBM, copies of staged and cached rows included, cost ``device`` or ``hit``.
+* A copy of a row to HBM and the way back of the row that it replaces cost what ``staged`` (or
+  ``miss``) costs more than that. Memories are charged half for each way. The link works both ways
+  at once, so it is charged for the busier way.
+* Staged and cached rows without an entry in HBM cost ``uva``.
 
-Seconds belong to the phases that `cost_models.step_equation.phases` describes, and a step takes
-what its schedule says. With look-ahead, rows of the next batch are copied to HBM, and ids of the
-one after it travel to their holders, beside the present batch.
+The seconds belong to phases of `cost_models.step_equation.phases`, and the schedule gives the step
+time. With look-ahead, copies of the next batch's rows and the exchange of ids of the batch after it
+run beside the present batch.
 """
 
 from collections import defaultdict
@@ -71,36 +70,36 @@ _KINDS: dict[str, tuple[ReadKind, ReadKind, ReadKind]] = {
     "uva": ("uva", "uva", "uva"),
     "host": ("host", "host", "host"),
 }
-"""How rows of a part are read: those in HBM, those that were copied there, and all others."""
+"""How a part's rows are read: rows in HBM, rows copied to HBM, and other rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepTimes:
-    """Seconds of one step, by who serves (GPUs, then servers), and by host."""
+    """Seconds of one step, by serving device (GPUs, then servers) and by host."""
 
-    phase_s: Float  # Shape (8, serving): as `cost_models.step_equation.phases` has them.
-    # Shape (hosts,): of hosts' memories, all and ahead.
+    phase_s: Float  # Shape (8, serving): see `cost_models.step_equation.phases`.
+    # Shape (hosts,): seconds of hosts' memory, and the part of them ahead of the step.
     dram_s: Float
     dram_ahead_s: Float
-    schedules: Mapping[Pipeline, Schedule]  # By pipeline.
+    schedules: Mapping[Pipeline, Schedule]  # The schedule of each pipeline.
 
     @property
     def gpu_s(self) -> Float:
-        """Seconds of each with all its work one after the other, shape (serving,)."""
+        """Seconds of each device's work without overlap, shape (serving,)."""
         seconds: Float = self.phase_s.sum(axis=0)
         return seconds
 
     @property
     def sum_s(self) -> float:
-        """The step if nothing overlaps: each phase's slowest GPU, or the busiest host's memory."""
+        """The step time without overlap: of the slowest GPUs, or of the busiest host's memory."""
         rows_s = with_lanes(self.phase_s, "serial")
         busiest_s = float(self.dram_s.max(initial=0.0))
         return max(self.schedules["serial"].step_time_s(rows_s), busiest_s)
 
     def overlapped_s(self, *following: "StepTimes") -> float:
-        """Return seconds of this step beside the next step's copies and the ids after that.
+        """Return the time of this step beside copies for the next step and ids of the one after it.
 
-        Those that are not given do not follow.
+        `following` are up to two next steps; fewer at the end of the log.
         """
         phase_s, dram_s = self.phase_s.copy(), self.dram_s - self.dram_ahead_s
         phase_s[[IDS, COPIES]] = 0.0
@@ -115,10 +114,10 @@ class StepTimes:
 
 
 class StepTimer:
-    """Turns counts of an arrangement, with a process for each GPU and server, into seconds.
+    """Turns counts of steps into seconds, for an arrangement of one process per GPU and server.
 
-    Constants that depend on accesses need the profile of the plan's tables. Raises
-    PlanMismatchError if processes stand for several GPUs.
+    Without the profile of the plan's tables, all rows count as read equally often. Raises
+    PlanMismatchError if a process stands for several GPUs.
     """
 
     def __init__(
@@ -135,10 +134,10 @@ class StepTimer:
             )
         gpus, numbers = len(topology.gpus), topology.serving_numbers
         self._processes = [*range(gpus), *(numbers[server] for server in servers)]
-        # What a server sends crosses the network; GPUs' exchange counts what stays as well.
+        # All bytes of a server cross the network; costs of GPUs also count bytes that stay.
         self._spread = np.ones(len(numbers))
         self._spread[:gpus] = with_own_part(1.0, gpus)
-        if profile is None:  # Nothing is known but the tables: all rows are read alike.
+        if profile is None:  # Assume that all rows are read equally often.
             alike = (TableProfile(one, AccessCdf.zipf(one.rows, 0.0)) for one in plan.tables)
             profile = Profile(tuple(alike))
         how: Any = {"dense": plan.dense, "exchange_dtype": plan.exchange_dtype}
@@ -153,7 +152,7 @@ class StepTimer:
             [equation.serving_costs(problem, table, number) for number in numbers.values()]
             for table in tables
         ]
-        # Of each table on each of them; what reads cost is in the constants of parts.
+        # Costs of each table on each serving device; costs of reads are in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
         arrays = np.array([[each[len(READ_KINDS) :] for each in row] for row in costs])
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
@@ -161,7 +160,7 @@ class StepTimer:
         mapped = {group: is_mapped(profile[group[0]], shards) for group, shards in groups.items()}
         pooled = {group for group, shards in groups.items() if host_pools(shards)}
         self._add_parts(arrangement, costs, equation.lookup_shares, mapped, pooled)
-        # Arenas of who serves, and what they take besides the lookups that a step has in them.
+        # Arenas of each serving device, and their costs.
         serial, serving = replace(problem, pipeline="serial"), range(len(numbers))
         self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
         self._launches = [equation.launches(serial, gpu) for gpu in serving]
@@ -175,7 +174,7 @@ class StepTimer:
         mapped: Mapping[Group, bool],
         pooled: Container[Group],
     ) -> None:
-        """Set the constants of each part, as arrays that counts are multiplied with."""
+        """Set the costs of each part, as arrays to multiply with counts."""
         plan, parts = arrangement.plan, arrangement.parts
         topology, count = plan.topology, len(parts)
         numbers = topology.serving_numbers
@@ -184,13 +183,13 @@ class StepTimer:
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
         self._serving, self._hosts = np.zeros((count, len(numbers))), np.zeros((len(hosts), count))
         self._group_lookup_s, self._sliced_row_s = np.zeros(count), np.zeros(count)
-        # The part of a shard's columns in each: its lookups count for each.
+        # The share of a shard's columns in each part, as every part counts the shard's lookups.
         self._shares, self._pooled = np.zeros(count), np.zeros(count, dtype=bool)
         self._parts_of: dict[tuple[int, Arena], list[int]] = defaultdict(list)
-        # Fixed costs of shards and column slices, by who serves.
+        # Fixed costs of shards and column slices, by serving device.
         self._launch_s = np.zeros(len(numbers))
         seen: set[tuple[object, int]] = set()
-        # Seconds of phases and of hosts for a lookup, a row and a vector; see `read_matrix`.
+        # Seconds of phases and of hosts, for a lookup, a row and a vector; see `read_matrix`.
         shape = count, HOST + 1, 3
         self._in_hbm, self._copied, self._in_place = (np.zeros(shape) for _ in range(3))
         for at, part in enumerate(parts):
@@ -212,7 +211,7 @@ class StepTimer:
             )
             self._launch_s[number] += extras.launch_s(unit)
             seen |= {(group, number), (part.shard, number)}
-            # At home a row may be narrower than in HBM, and it may lie on a drive.
+            # In its home, a row may have fewer bytes than in HBM, and may lie on a drive.
             home_bytes = float(table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype))
             sizes = float(part.weight_bytes), float(part.row_bytes)
             self._in_hbm[at], self._copied[at], self._in_place[at] = (
@@ -227,7 +226,7 @@ class StepTimer:
         self._copied[:, [LOOKUP, UPDATE]] = in_hbm_s / 2
 
     def times(self, counts: StepCounts) -> StepTimes:
-        """Return seconds of one step."""
+        """Return the seconds of one step, from its counts."""
         phase_s, dram_s, dram_ahead_s = self._of_parts(counts)
         served = counts.served
         requests, pooled, returned = (
@@ -247,9 +246,9 @@ class StepTimer:
         return StepTimes(phase_s, dram_s, dram_ahead_s, self._schedules)
 
     def _of_parts(self, counts: StepCounts) -> tuple[Float, Float, Float]:
-        """Return time by phase and device, (8, serving); of DRAM by host, and of it ahead."""
+        """Return seconds by phase and device, and of DRAM by host: all, and ahead of the step."""
         c = counts.parts
-        # Each holder of replicated rows updates all that any holder's samples read.
+        # Each replica updates all rows that samples of any replica have read.
         touched = np.where(self._replicated, c.update_rows, c.rows)
         lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
         own = _times(self._in_hbm, lookups, rows, c.vectors)
@@ -266,7 +265,7 @@ class StepTimer:
         return phase_s, self._hosts @ own[HOST] + dram_ahead_s, dram_ahead_s
 
     def _of_arenas(self, counts: StepCounts) -> Float:
-        """Return time of arenas, of the lookups that a step really has in them, (6, serving)."""
+        """Return seconds of arenas for the counted lookups in them, shape (6, serving)."""
         lookups = counts.parts.lookups * self._shares
         pooled = lookups * self._pooled
         taken_s = np.zeros((len(NAMES), len(self._loads)))
@@ -283,21 +282,21 @@ class StepTimer:
         return taken_s
 
     def _by_device(self, by_process: npt.NDArray[np.int64]) -> Float:
-        """Return what is of each process, along the last axis, by who serves."""
+        """Turn a last axis of processes into one of serving devices."""
         found = np.zeros((len(by_process), self._spread.size))
         found[:, self._processes] = by_process
         return found
 
 
 def _times(seconds: Float, *amounts: npt.NDArray[Any]) -> Float:
-    """Return seconds of shape (rows, parts), given those of units, (parts, rows, units)."""
+    """Multiply seconds of units, (parts, rows, units), with amounts; shape (rows, parts)."""
     units = np.stack(amounts, axis=1)
     times: Float = np.einsum("pru,pu->rp", seconds[:, :, : len(amounts)], units)
     return times
 
 
 def step_equation(model: object) -> StepEquation:
-    """Return a cost model as one whose constants can be multiplied with counts.
+    """Return the cost model if it has costs of units of work, for multiplying with counts.
 
     Raises PlacerError if it has none.
     """

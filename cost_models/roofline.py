@@ -1,28 +1,28 @@
-"""Step time from bytes over bandwidths, per shard and per GPU.
+"""The roofline cost model: time is bytes moved over bandwidth, for each shard and GPU.
 
-With L lookups of a step in a shard, U distinct rows among them, rows of w bytes of weights
-and s bytes of optimizer state, and V output vectors:
+A step has L lookups in a shard and touches U distinct rows. A row has w bytes of weights and s
+bytes of optimizer state. The shard returns V vectors.
 
-* rows in HBM: the forward pass reads U·w, and for lookups that repeat a row of the step
-  `RooflineConstants.repeat_share` of (L − U)·w; the backward pass gathers a gradient of w bytes for
-  each lookup, sorts the lookups by row, and reads and writes U·(w + s);
-* staged rows: U·(w + s) over the link each way at once, twice the same bytes of host
-  memory, and in HBM the copies land and leave besides the work of rows in HBM;
-* rows read in place (uva): what the lookup reads, and U·(w + s), over the link and in host memory;
-* rows pooled by the host: V·w over the link each way, and in host memory what rows in HBM
-  cost there, at `RooflineConstants.host_pool_share` of its bandwidth; the GPU waits for it;
-* communication: ids and lengths of bags come in, V vectors of float32 go out and their
-  gradients come back, by all-to-all; replicas look up their own samples and all-reduce the
-  gradients of the touched rows; see `cost_models.step_equation.loads`;
-* a constant for each kernel that is launched: one for every arena's lookup, and
-  `UPDATE_KERNELS` for its update.
+* Rows in HBM: the forward pass reads U·w, and `RooflineConstants.repeat_share` of (L − U)·w for
+  lookups that repeat a row. The backward pass gathers a gradient of w bytes for each lookup, sorts
+  the lookups by row, and reads and writes U·(w + s).
+* Staged rows: U·(w + s) cross the link each way at the same time, and host memory moves twice these
+  bytes. HBM writes and reads the copies, besides the work of rows in HBM.
+* Rows read in place (uva): the lookup's reads and U·(w + s) use the link and host memory.
+* Rows pooled by the host: V·w cross the link each way. Host memory does the work of rows in HBM, at
+  `RooflineConstants.host_pool_share` of its bandwidth, and the GPU waits.
+* Communication: an all-to-all brings ids and bag lengths, sends V float32 vectors and returns their
+  gradients. Replicas look up their own samples and all-reduce the gradients of the touched rows;
+  see `cost_models.step_equation.loads`.
+* Launches: a constant for each kernel, one for an arena's lookup and `UPDATE_KERNELS` for its
+update.
 
 Lookups reach `RooflineConstants.lookup_share` of the memory's bandwidth, and updates
-`RooflineConstants.update_share`. Each costs some bytes besides its row: narrow rows are dear.
+`RooflineConstants.update_share`. Each moves some bytes besides its row, so narrow rows cost more.
 
-These bytes over the topology's bandwidths are the constants of the step equation
-(`cost_models.step_equation.equation`), of which RecShard (doi:10.1145/3503222.3507777), TorchRec's
-estimators and HugeCTR's planner are special cases.
+These bytes over bandwidths are the constants of the step equation
+(`cost_models.step_equation.equation`). RecShard (doi:10.1145/3503222.3507777), TorchRec's
+estimators and HugeCTR's planner are special cases of it.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -54,72 +54,72 @@ from placer.plan.plan import Plan
 from placer.problem import Problem
 
 SORT_BYTES_PER_LOOKUP = 112
-"""HBM bytes to sort one (row, bag) pair of 12 bytes: four radix passes that read and write
-it, 96, and a histogram pass with its ids, 16."""
+"""HBM bytes to sort one (row, bag) pair of 12 bytes: 96 for four radix passes that read and write
+it, and 16 for a histogram pass with its ids."""
 
 UPDATE_KERNELS = 10
-"""Kernels of an arena's update: four passes of a radix sort and its histogram, run lengths and
-their sums, and updates of short and of long runs. A count of what FBGEMM launches."""
+"""Number of kernels that FBGEMM launches for an arena's update: a histogram and four passes of a
+radix sort, run lengths and their sums, and updates of short and of long runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineConstants:
-    """What kernels reach of bandwidths, and what they move besides rows.
+    """Shares of bandwidths that kernels reach, and bytes that they move besides rows.
 
-    docs/published.md has the figures; ``fitted`` means to the measurements that are listed there,
-    and ``python benchmarks/published.py --fit`` fits them again.
+    docs/published.md lists the figures. ``fitted`` means fitted to the measurements there;
+    ``python benchmarks/published.py --fit`` repeats the fit.
     """
 
-    # Of `Gpu.hbm_bytes_per_s`, which streams reach. FBGEMM's lookups take 63 to 71% of an H100's
-    # peak, Triton's 81% (torchrec 4757, 4688); of the 90% in presets, about 0.80.
+    # Share of `Gpu.hbm_bytes_per_s`, which streams reach. FBGEMM's lookups reach 63 to 71% of an
+    # H100's peak, Triton's 81% (torchrec 4757, 4688). Presets have 90% of the peak: so about 0.80.
     lookup_share: float = 0.80
-    # The same for sorting lookups, gathering gradients and updating rows; fitted.
+    # The same share for sorting lookups, gathering gradients and updating rows; fitted.
     update_share: float = 0.63
-    # Bytes that a lookup costs besides its id and its row, so that rows of 128 columns take 4.65
-    # times those of 16 (torchrec 2365) and not 8 times. TorchRec's own estimators charge rows of
-    # less than 64 columns 1.75 times their bytes.
+    # Bytes of a lookup besides its id and its row. With them, rows of 128 columns take 4.65 times
+    # as long as rows of 16 (torchrec 2365) instead of 8 times. TorchRec's own estimators charge
+    # rows of less than 64 columns 1.75 times their bytes.
     lookup_bytes: float = 35.0
-    update_bytes: float = 95.0  # The same of the update, besides the sort; fitted.
-    # Of a row's bytes, what a lookup costs that repeats a row of the step, as the GPU's L2 cache
-    # serves most of it, from HBM or from the host alike: 0.17 and 0.18 in FBGEMM's lookups of 1.05
+    update_bytes: float = 95.0  # Such bytes of the update, besides the sort; fitted.
+    # Share of a row's bytes that a lookup reads if the step has read the row before. The GPU's L2
+    # cache serves the rest, of HBM and of the host: 0.17 and 0.18 in FBGEMM's lookups of 1.05
     # million ids with 434,000 distinct rows (recsys-examples); fitted.
     repeat_share: float = 0.24
-    # What looking an id up in a cache costs, in bytes of HBM: 3 ns on H100 (FBGEMM), 3.5 on A100
-    # and 8 on V100 (HPS in UGache's logs), which all are about as many bytes.
+    # Cost of looking up an id in a cache, as bytes of HBM: 3 ns on H100 (FBGEMM), 3.5 on A100 and 8
+    # on V100 (HPS in UGache's logs), all about as many bytes at their bandwidths.
     probe_bytes: float = 6200.0
-    # Of the host link's bandwidth, for copies while others go the other way: 0.44 to 0.75 on PCIe
-    # 4.0 (nvbandwidth 11, 53 and its README), 0.86 on PCIe 5.0; fitted between them.
+    # Share of the host link's bandwidth for copies both ways at once: 0.44 to 0.75 on PCIe 4.0
+    # (nvbandwidth 11, 53 and its README), 0.86 on PCIe 5.0; fitted between them.
     copy_share: float = 0.75
-    # The same for rows that a kernel reads at random: 35 of 55 GB/s on H100 (nvbandwidth 24), 16 of
-    # 25 on A100 (HierarchicalKV).
+    # Share of the link for rows that a kernel reads at random: 35 of 55 GB/s on H100 (nvbandwidth
+    # 24), 16 of 25 on A100 (HierarchicalKV).
     in_place_share: float = 0.64
-    # The same for rows that a kernel reads and writes back, both ways at once: 42 of 55 GB/s each
-    # way on H100 (recsys-examples, managed memory, SGD and Adam alike).
+    # Share of the link for rows that a kernel reads and writes back, both ways at once: 42 of 55
+    # GB/s each way on H100 (recsys-examples, managed memory, for SGD and for Adam).
     in_place_update_share: float = 0.76
-    # Of the host memory's bandwidth, what its processors reach that pool and update rows; fitted to
-    # 16 steps on an H100 whose host pools the rows that are not in HBM (docs/cost-model.md).
+    # Share of the host memory's bandwidth that its processors reach when they pool and update rows;
+    # fitted to 16 steps on an H100 whose host pools the rows outside HBM (docs/cost-model.md).
     host_pool_share: float = 0.58
-    # Of that time, what a GPU waits for; the same steps are nearer to all of it than to none.
+    # Share of that time that a GPU waits; the same 16 steps are nearer to all of it than to none.
     host_wait_share: float = 1.0
-    # What a trainer adds to a step with dense layers; of trainers that launch graphs of kernels,
-    # fitted. Where Python launches each kernel it is more: up to 18 ms a step.
+    # Seconds that a trainer adds to a step with dense layers, fitted to trainers that launch graphs
+    # of kernels. If Python launches each kernel, it is more: up to 18 ms a step.
     step_s: float = 0.36e-3
-    exchange_step_s: float = 1.02e-3  # More of it where there are several GPUs; fitted.
-    arena_s: float = 0.0  # Of an arena besides launches, for Python that starts its kernels.
-    staging_s: float = 0.0  # More of one with staged or cached rows, for which room is found.
-    # Of the time of copies that run beside a step, what its other kernels take longer.
+    exchange_step_s: float = 1.02e-3  # Additional seconds with several GPUs; fitted.
+    arena_s: float = 0.0  # Seconds of Python that starts an arena's kernels, besides launches.
+    staging_s: float = 0.0  # Additional seconds of an arena to make room for copied rows.
+    # Share of the time of copies beside a step by which they delay the step's other kernels.
     beside_copies_share: float = 0.0
-    # Median error of steps of sources that these constants were not fitted to.
+    # Median relative error for steps of sources that these constants were not fitted to.
     relative_error: float = 0.27
 
     @property
     def looked_up(self) -> float:
-        """Bytes of a lookup besides its row, at the bandwidth of `Gpu.hbm_bytes_per_s`."""
+        """Bytes of a lookup besides its row, over `lookup_share`."""
         return (ID_BYTES + self.lookup_bytes) / self.lookup_share
 
     @property
     def sorted(self) -> float:
-        """The same of its part of the update."""
+        """Bytes of a lookup's sort and update besides its row, over `update_share`."""
         return (SORT_BYTES_PER_LOOKUP + self.update_bytes) / self.update_share
 
 
@@ -132,11 +132,11 @@ EXECUTOR = RooflineConstants(
     staging_s=2.6e-3,
     beside_copies_share=0.59,
 )
-"""Those of placer's own executor, for ``Roofline(EXECUTOR)``; see docs/cost-model.md."""
+"""Constants of placer's own executor, for ``Roofline(EXECUTOR)``; see docs/cost-model.md."""
 
 
 class Roofline(StepEquation):
-    """The cost model of this module's docstring; see `cost_models.CostModel`.
+    """A cost model of bytes over bandwidths, as above; see `cost_models.CostModel`.
 
     Examples
     --------
@@ -157,21 +157,21 @@ class Roofline(StepEquation):
         self._shares = _lookup_shares(self.constants)
 
     def identity(self) -> Any:
-        """Return all that answers depend on besides source, as JSON: by it plans are kept."""
+        """Return the constants as JSON, for the key of the plan cache."""
         return asdict(self.constants)
 
     @property
     def relative_error(self) -> float | None:
-        """Median error of published steps that constants were not fitted to."""
+        """Median relative error for published steps that constants were not fitted to."""
         return self.constants.relative_error
 
     @property
     def lookup_shares(self) -> Float:
-        """Of lookups and updates at their own bandwidths. See `StepEquation.lookup_shares`."""
+        """Shares with the bandwidths of lookups and updates. See `StepEquation.lookup_shares`."""
         return self._shares
 
     def schedule(self, problem: Problem) -> Schedule:
-        """With what trainers add to a step. See `CostModel.schedule`."""
+        """Return the schedule with the time that trainers add. See `CostModel.schedule`."""
         schedule = super().schedule(problem)
         if not isinstance(problem.dense, DenseLayers):
             return schedule
@@ -181,7 +181,7 @@ class Roofline(StepEquation):
         return replace(schedule, fixed_s=(main_s + added_s, *others_s))
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """Return unit costs, alike for tables of one optimizer. See `StepEquation.unit_costs`."""
+        """Return unit costs from bandwidths. See `StepEquation.unit_costs`."""
         topology, spec = problem.topology, problem.profile.tables[table].table
         device = topology.gpus[gpu]
         return _costs(
@@ -195,20 +195,20 @@ class Roofline(StepEquation):
         )
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """See `CostModel.evaluate`. Nobody has published what emulated GPUs do."""
+        """See `CostModel.evaluate`. For emulated GPUs, the error is unknown."""
         report = super().evaluate(problem, plan)
         return replace(report, relative_error=None) if problem.topology.emulated else report
 
     def launches(self, problem: Problem, gpu: int) -> Float:
-        """Launches of an arena's kernels. See `CostModel.launches`."""
-        launch_s = getattr(problem.topology.serving[gpu], "launch_s", 0.0)  # Of servers, none.
+        """Return seconds to launch an arena's kernels. See `CostModel.launches`."""
+        launch_s = getattr(problem.topology.serving[gpu], "launch_s", 0.0)  # Servers have none.
         phase_s = np.zeros(ROWS)
         phase_s[[LOOKUP, UPDATE]] = launch_s, UPDATE_KERNELS * launch_s
         phase_s[LOOKUP] += self.constants.arena_s * (gpu < len(problem.topology.gpus))
         return with_lanes(phase_s, problem.pipeline)
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
-        """Return what staged and cached rows take of an executor. See `CostModel.arena_costs`."""
+        """Return the executor's time to make room for copies. See `CostModel.arena_costs`."""
         if not self.constants.staging_s:
             return None
         seconds = np.zeros((len(ArenaCosts._fields), ROWS))
@@ -216,12 +216,12 @@ class Roofline(StepEquation):
         return ArenaCosts(*(with_lanes(one, problem.pipeline) for one in seconds))
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
-        """Return rates of a host's memory, as of a GPU's. See `StepEquation.host_rates`."""
+        """Return rates of a host that pools rows. See `StepEquation.host_rates`."""
         dram_s = 1 / problem.topology.hosts_by_id[host].dram_bytes_per_s
         return _by_processors(dram_s / self.constants.host_pool_share)
 
     def least_shard_s(self, problem: Problem) -> float | None:
-        """0, or None where no GPU is fastest in everything. See `StepEquation.least_shard_s`."""
+        """Return 0, or None if no GPU is best in all. See `StepEquation.least_shard_s`."""
         topology = problem.topology
         speeds = {
             (
@@ -237,7 +237,7 @@ class Roofline(StepEquation):
 
 
 def _by_processors(byte_s: float) -> Rates:
-    """Return rows looked up and updated in a host's memory, by its processors."""
+    """Return the rates at which a host's processors look up and update rows in its memory."""
     return Rates(
         lookup_s=(ID_BYTES + SORT_BYTES_PER_LOOKUP) * byte_s,
         lookup_byte_s=2 * byte_s,
@@ -255,7 +255,7 @@ def _costs(
     constants: RooflineConstants,
     ahead: bool,
 ) -> UnitCosts:
-    """`weights` is the part of a row's bytes that are not the optimizer's state."""
+    """Return unit costs; `weights` is the share of a row's bytes that is not optimizer state."""
     hbm, link, dram = 1 / hbm_bytes_per_s, 1 / link_bytes_per_s, 1 / dram_bytes_per_s
     lookup, update = constants.lookup_share, constants.update_share
     in_hbm = Rates(
@@ -280,7 +280,7 @@ def _costs(
         ),
         Rates(lookup_byte_s=repeat * dram, row_byte_s=(once + 2) * dram),
     )
-    # Vectors come for the lookup, and their gradients go back after it.
+    # Vectors cross the link for the lookup, and gradients for the update.
     pooled = _by_processors(dram / constants.host_pool_share)
     waits = _by_processors(dram / constants.host_pool_share * constants.host_wait_share)
     vectors = Rates(vector_byte_s=2 * link)
@@ -299,13 +299,13 @@ def _costs(
 
 
 def _lookup_shares(constants: RooflineConstants) -> Float:
-    """Return the part of each constant of `_costs` that is the lookup's; see `StepEquation`."""
+    """Return the lookup's share of each constant of `_costs`; see `StepEquation`."""
     shares = lookup_shares(ID_BYTES, SORT_BYTES_PER_LOOKUP)
     looked_up, update = constants.looked_up, constants.sorted
     reads = constants.repeat_share / constants.lookup_share
     once = (1 - constants.repeat_share) / constants.lookup_share
     rows = 2 / constants.update_share
-    # Of a row that hardly has state: with more of it, updates take a larger part than this.
+    # For a row with little state. With more state, the update's share is larger.
     read_once = once / (once + rows)
     in_place = (1 - constants.repeat_share) / constants.in_place_share
     for number, kind in enumerate(READ_KINDS):
@@ -317,7 +317,7 @@ def _lookup_shares(constants: RooflineConstants) -> Float:
         if kind == "host":
             shares[number, 1, :4] = shares[number, 2, :4]
         shares[number, 0, 1] = reads / (reads + 1 / constants.update_share)
-        # Copies land before the lookup, and leave after the update.
+        # Copies arrive before the lookup and leave after the update.
         staged = kind in ("staged", "miss")
         shares[number, 0, 3] = (once + 1) / (once + rows + 2) if staged else read_once
     return shares

@@ -1,4 +1,4 @@
-"""The sharding options that are searched, for models that can cost any of them."""
+"""The sharding options that solvers search, for cost models that can cost all of them."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -8,46 +8,46 @@ from placer.problem import Problem
 from placer.tables import ColdDType, Table
 
 COLUMN_MULTIPLE = 16
-"""Column slices are multiples of so many columns, so that their rows stay aligned."""
+"""Widths of column slices are multiples of this many columns, which keeps rows aligned."""
 
 SECTOR_MULTIPLE = 8
-"""Two column slices are multiples of so many: the 32 bytes that a GPU reads at least."""
+"""Two column slices are multiples of this many columns: the 32 bytes that a GPU reads at once."""
 
 _FINE_ROW_SLICES = 8
 _MOST_COLUMN_SLICES = 8
 _ANY_COLUMN_SLICES = 4
 _ANY_UNITS = 16
-"""Up to so many column slices may have any widths, in tables of up to so many units."""
+"""Up to this many column slices may differ in width, if the table has at most this many units."""
 
 _GRID_ROW_SLICES = (2, 4, 8)
 _GRID_COLUMN_SLICES = (2, 4)
 
 _REPLICATED_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Shares of a table's lookups that replicated rows take, where they are not all rows."""
+"""Shares of a table's lookups that fall in replicated rows, if not all rows are replicated."""
 
 _LEAST_SHARED_BYTES = 1 << 20
-"""Of smaller tables, all cold rows or none are on the drive: shares of them free little memory."""
+"""Smaller tables have all or none of their cold rows on a drive, as parts free little memory."""
 
 _HEAVY = 0.5
-"""Tables with so large a share of a GPU's part of all bytes looked up have replicated rows.
-So have those of which each lookup is returned by itself, where that saves its exchange."""
+"""Try replicated rows for tables with at least this share of one GPU's part of all bytes looked up.
+Also try them for tables with unpooled features, as that saves the exchange of each lookup."""
 
 _REPLICATED_HBM_SHARE = 0.25
-"""Replicas of one table take at most this share of the smallest GPU."""
+"""Replicas of one table take at most this share of the smallest GPU's memory."""
 
 
 def standard_options(
     problem: Problem, table: int, colds: tuple[Cold, ...]
 ) -> tuple[ShardingOption, ...]:
-    """Sharding options of table number `table`, coarse ones first.
+    """Return the sharding options of table number `table`, coarse options first.
 
-    Row slices: 1 to 8, powers of two up to all GPUs, and all GPUs. Column slices: two to four
-    of any widths, or five to eight as even as can be. Grids of 2, 4 or 8 row slices and 2 or 4
-    column slices. All rows replicated; or, of heavy tables, the rows that take a tenth to nine
-    tenths of the lookups, with the others in a few row slices. Ways to read cold rows other
-    than the first of `colds` go with whole tables, powers of two of row slices, and even column
-    slices; reading in place with whole tables and one row slice for each GPU. So do the other
-    homes of cold rows; see `cold_homes`.
+    They are 1 to 8 row slices, powers of two, and one for each GPU; 2 to 4 column slices of any
+    widths, or 5 to 8 of even widths; and grids of 2, 4 or 8 row and 2 or 4 column slices. All rows
+    may be replicated. Heavy tables may replicate the rows with 10% to 90% of the lookups, with the
+    others in a few row slices. The first of `colds` goes with all of these. Other ways to read cold
+    rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
+    row slices and even column slices. Reading in place only goes with whole tables and one row
+    slice for each GPU.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual = colds[0]
@@ -71,30 +71,30 @@ def standard_options(
 
 
 def cold_homes(problem: Problem, table: Table) -> tuple[ColdHome, ...]:
-    """Return where cold rows may lie besides DRAM in their table's type.
+    """Return the homes that cold rows may have besides DRAM in the table's own element type.
 
-    On the drives that hosts have, all of them or any share of the coldest; in each of the
-    problem's widths, on the drive and in DRAM.
+    If all hosts with GPUs have drives, all cold rows or any share of the coldest may be there.
+    Rows of float32 tables may have each type of the problem's `widths`, there and in DRAM.
     """
     topology = problem.topology
     has_drives = all(host.drive is not None for host in topology.hosts if topology.gpus_of(host.id))
     some = (1.0, ANY_SHARE) if table.total_bytes >= _LEAST_SHARED_BYTES else (1.0,)
     shares = (0.0, *some) if has_drives else (0.0,)
     dtypes: tuple[ColdDType | Literal[""], ...] = ("",)
-    if table.dtype == "float32":  # The executor keeps rows of narrow tables as they are.
+    if table.dtype == "float32":  # The executor does not narrow other tables.
         dtypes += tuple(dtype for dtype in problem.widths if dtype != "float32")
     homes = [ColdHome(share, dtype) for dtype in dtypes for share in shares]
     return tuple(homes[1:])
 
 
 def _coarse_row_slices(spec: Table, gpus: int) -> list[int]:
-    """Powers of two up to one slice for each GPU, and that."""
+    """Return numbers of row slices: powers of two, and one slice for each GPU."""
     most = max(1, min(gpus, spec.rows))
     return sorted({2**k for k in range(most.bit_length()) if 2**k <= most} | {most})
 
 
 def _grids(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
-    """Row slices, column slices, and both."""
+    """Yield options with row slices, with column slices, and with both."""
     coarse = _coarse_row_slices(spec, gpus)
     most = coarse[-1]
     for row_slices in sorted({*range(1, min(most, _FINE_ROW_SLICES) + 1), *coarse}):
@@ -109,9 +109,9 @@ def _grids(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
 
 
 def _other_colds(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
-    """Coarse options with a way to read cold rows that is not the usual one."""
+    """Yield coarse options with `cold`, a way to read cold rows that is not the usual one."""
     coarse = _coarse_row_slices(spec, gpus)
-    if cold == "uva":  # A way out where HBM is short of buffers, never the best elsewhere.
+    if cold == "uva":  # It only helps if HBM is short of buffers.
         coarse = sorted({1, coarse[-1]})
     for row_slices in coarse:
         yield ShardingOption(row_slices, cold=cold)
@@ -123,7 +123,7 @@ def _other_colds(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]
 
 
 def _replicated(problem: Problem, table: int, cold: Cold) -> Iterator[ShardingOption]:
-    """Yield all rows replicated, or the hottest of a heavy table."""
+    """Yield options that replicate all rows, or the hottest rows of a heavy table."""
     profile, gpus = problem.profile.tables[table], len(problem.topology.gpus)
     spec = profile.table
     if gpus == 1:
@@ -145,7 +145,7 @@ def _replicated(problem: Problem, table: int, cold: Cold) -> Iterator[ShardingOp
 
 
 def even_widths(dim: int, slices: int) -> tuple[int, ...]:
-    """Return widths of `slices` even column slices, the wider ones first; none if too narrow."""
+    """Return even widths of `slices` column slices, wide ones first; empty if too narrow."""
     units = dim // COLUMN_MULTIPLE
     if dim % COLUMN_MULTIPLE or slices > units:
         return ()
@@ -171,12 +171,12 @@ def _column_widths(spec: Table, gpus: int) -> Iterator[tuple[int, ...]]:
 
 
 def _partitions(units: int, slices: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield ways to write `units` as a sum of `slices` falling numbers of at most `most`."""
+    """Yield all ways to write `units` as a sum of `slices` falling numbers up to `most`."""
     if slices == 1:
         if 0 < units <= most:
             yield (units,)
         return
-    # Falling, because which of the slices is left of the others does not matter.
+    # Falling numbers, because the order of the slices does not matter.
     for first in range(min(most, units - slices + 1), (units - 1) // slices, -1):
         for rest in _partitions(units - first, slices - 1, first):
             yield first, *rest

@@ -1,4 +1,4 @@
-"""A log replayed through a plan, and timed: the Python face of `placer simulate`."""
+"""Replay a log through a plan and time its steps: the Python side of `placer simulate`."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,21 +36,21 @@ from placer.training.reading import batches as batches_of
 from placer.training.reading import in_background
 
 Stream = tuple[str, Callable[[], Iterable[Chunk]]]
-"""The name of a log, and what reads its batches from the beginning."""
+"""The name of a log, and a function that reads its batches from the beginning."""
 
 
 def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None = None) -> Stream:
-    """Return a log for `simulate`, under its own description.
+    """Return a log as a stream for `simulate`, named by the log's description.
 
     Parameters
     ----------
     plan : Plan
     log : EncodedLog
-        With the id mapping of the plan's profile.
+        The log, encoded with the id mapping of the plan's profile.
     batch_size : int
-        Samples of all GPUs together.
+        Samples in a step of all GPUs together.
     batches : int, optional
-        How many are read; by default all.
+        Number of batches to read; by default all.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
         yield from islice(batches_of(log, batch_size), batches)
 
     def read_ahead() -> Iterator[Chunk]:
-        # The next batch is read while one is counted.
+        # Read the next batch while the simulator counts the present batch.
         check_log(plan, log)
         yield from in_background(read)
 
@@ -71,7 +71,7 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
 
 
 def drawn_stream(profile: Profile, batch_size: int, batches: int, *, seed: int = 0) -> Stream:
-    """Return batches for `simulate`, drawn from a profile by `drawn_batches`."""
+    """Return a stream for `simulate` of batches that `drawn_batches` draws from a profile."""
     return "drawn", partial(drawn_batches, profile, batch_size, batches, seed=seed)
 
 
@@ -80,13 +80,13 @@ class Replayed:
     """Counts and step times of batches replayed under a plan."""
 
     totals: StepCounts
-    records: tuple[StepRecord, ...]  # Of each step, in order.
-    # Shape (serving,): mean seconds of each GPU's and server's work, one after the other.
+    records: tuple[StepRecord, ...]  # One record for each step, in order.
+    # Shape (serving,): mean seconds of a step's work of each GPU and server, without overlap.
     gpu_s: Float
 
     @classmethod
     def joined(cls, parts: "Sequence[Replayed]") -> "Replayed":
-        """Several logs, one after the other, as one."""
+        """Return the results of several logs as those of one log."""
         totals = reduce(add, (part.totals for part in parts))
         steps = [len(part.records) for part in parts]
         work = [part.gpu_s * count for part, count in zip(parts, steps, strict=True)]
@@ -100,10 +100,10 @@ def replayed(
     batches: Iterable[Chunk],
     on_step: Callable[[int], object] = lambda done: None,
 ) -> Replayed:
-    """Run batches through a simulator, from where it is, and time each of them.
+    """Run batches through a simulator, in its present state, and time each step.
 
-    `on_step` is called after each step with the number of steps done. Raises DataError if there is
-    no batch, or an id is no row of its table.
+    Call `on_step` after each step with the number of steps done. Raises DataError if there is no
+    batch, or an id is not a row of its table.
     """
     arrangement, ahead = simulator.arrangement, simulator.options.look_ahead
     totals: StepCounts | None = None
@@ -132,7 +132,7 @@ def replayed(
 
 @dataclass(frozen=True, slots=True)
 class TimeSummary:
-    """Step times over batches, in seconds."""
+    """Mean, median and 99th percentile of step times, in seconds."""
 
     mean_s: float
     p50_s: float
@@ -140,7 +140,7 @@ class TimeSummary:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "TimeSummary":
-        """Summarise the times of at least one step."""
+        """Return the summary of the times of one or more steps."""
         values = np.asarray(seconds, dtype=np.float64)
         low, high = np.quantile(values, [0.5, 0.99])
         return cls(float(values.mean()), float(low), float(high))
@@ -148,13 +148,13 @@ class TimeSummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Simulated:
-    """What a plan did with some logs.
+    """The result of `simulate`: what happened to the batches of some logs under a plan.
 
-    `totals` are counts of all steps, `records` the numbers of each, and `served` lookups by the
-    memory that served them. `gpu_s` are mean seconds a step of each GPU's and server's work, one
-    after the other. `windows` are parts of the logs, compared with the first part and with the same
-    part under another plan. `dense_s` is what dense layers take of each step; None where steps are
-    embeddings alone. `keys` say what the keys of each table that grows did.
+    `totals` are counts of all steps, `records` the numbers of each step, and `served` the lookups
+    by the memory that served them. `gpu_s` are mean seconds of a step's work of each GPU and
+    server, without overlap. `windows` are parts of the logs, compared with the first part and with
+    the same part under the other plan. `dense_s` are seconds of dense layers in a step; None for
+    embeddings alone. `keys` counts what happened to the keys of each table that grows.
     """
 
     options: ReplayOptions
@@ -169,12 +169,12 @@ class Simulated:
 
     @property
     def step_times(self) -> TimeSummary:
-        """Step times with copies beside the step before, where the options say so."""
+        """Step times with overlap: copies run beside the previous step if the options say so."""
         return TimeSummary.of([one.step_s for one in self.records])
 
     @property
     def sum_times(self) -> TimeSummary:
-        """Step times where nothing overlaps."""
+        """Step times without any overlap."""
         return TimeSummary.of([one.sum_s for one in self.records])
 
 
@@ -189,27 +189,27 @@ def simulate(
     windows: int = 1,
     on_step: Callable[[str, int], None] = lambda name, steps: None,
 ) -> Simulated:
-    """Replay logs through a plan, one after the other, count what each batch does and time it.
+    """Replay logs through a plan, one after the other; count the work of each batch and time it.
 
     Parameters
     ----------
     streams : sequence of (name, callable)
-        Logs, as `log_stream` and `drawn_stream` make them; the callable returns the batches.
+        Logs from `log_stream` or `drawn_stream`. The callable returns the batches.
     cost_model : CostModel
-        With constants for a unit of work: a roofline or a calibrated one.
+        A model with costs of each unit of work: roofline or calibrated.
     profile : Profile, optional
-        Of the plan's tables, for constants that depend on accesses.
+        The profile of the plan's tables, for costs that depend on accesses.
     other : Plan, optional
-        Another plan for the same batches: when does it pay to change to it?
+        Another plan for the same batches, to find after how many steps moving to it pays.
     windows : int
-        Into how many equal parts the result divides each log.
+        Number of equal parts of each log in the result.
     on_step : callable
-        Called with the log's name and its steps so far.
+        Called after each step with the log's name and the number of its steps so far.
 
     Raises
     ------
     PlacerError
-        If the cost model has no such constants.
+        If the cost model has no costs of units of work.
     DataError
         If there is no batch, or there are fewer steps than windows.
 

@@ -1,7 +1,7 @@
 """placer: decide where the embedding tables of a recommendation model live, and train with it.
 
-Importing this package needs neither a solver nor OR-Tools: a trainer that consumes a plan
-carries the runtime alone. Its names are imported when they are first used.
+Importing this package loads neither solvers nor OR-Tools: a trainer that uses a plan needs only the
+runtime. Names of this package are imported when they are first used.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,8 @@
 """The command `placer`, and `python -m placer`.
 
-People have a `cli.py`, and folders called `solvers` or `cost_models`, of their own, and with
-`PYTHONPATH=.` theirs come before those that are installed. The command finds its own beside the
-package `placer`, wherever the path of imports leads first. `import placer` needs none of this: it
-never imports them.
+A user's repository may have its own `cli.py`, or folders called `solvers` or `cost_models`. With
+`PYTHONPATH=.` Python would find these first. So the command always imports the modules beside the
+package `placer`. `import placer` never imports these modules.
 """
 
 import sys
@@ -14,17 +13,17 @@ _BESIDE = ("cli", "cost_models", "solvers")
 
 
 class _ModulesBesidePlacer:
-    """Finds modules of these names in the folder that `placer` is in, and nothing else."""
+    """Finds the modules of `_BESIDE` in the folder that has the package `placer`."""
 
     folder = str(Path(__file__).resolve().parent.parent)
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Find the modules of `_BESIDE`; leave parts of packages to the packages."""
+        """Find a module of `_BESIDE`, but not submodules, which their packages find."""
         return PathFinder.find_spec(name, [cls.folder]) if name in _BESIDE else None
 
 
-# Not in `main`: processes that the command starts import this module and do not call it.
+# Not in `main`: child processes import this module without calling `main`.
 if _ModulesBesidePlacer not in sys.meta_path:
     sys.meta_path.insert(0, _ModulesBesidePlacer)
 
@@ -34,7 +33,7 @@ def main() -> None:
     try:
         from cli import main as command
     except KeyboardInterrupt:
-        sys.stderr.write("\nAborted!\n")  # As `placer.report.failures` ends what has begun.
+        sys.stderr.write("\nAborted!\n")  # As in `placer.report.failures`.
         sys.exit(130)
     command(prog_name="placer")
 

@@ -1,6 +1,6 @@
-"""Turns a function into a command: its parameters are options, its docstring is the help.
+"""Turn functions into commands: parameters become options, and the docstring is the help.
 
-For `cli.py` alone, which is the only one that imports click through it.
+Only `cli.py` uses this module, so that nothing else imports click.
 """
 
 import contextlib
@@ -39,16 +39,16 @@ _SOURCES = {
     ParameterSource.DEFAULT_MAP: "of placer.toml",
 }
 _EARLIER = {"--data-format": "--log-format", "--report": "--format"}
-"""Options that had another name in 0.1.0."""
-_LOG_FORMATS = {*FORMATS, "counts"} - {"csv"}  # `--format csv` is a result as CSV.
+"""New names of options, by their names in 0.1.0."""
+_LOG_FORMATS = {*FORMATS, "counts"} - {"csv"}  # `--format csv` means results as CSV.
 
 _PRINTS = "placer.prints"
 _BY_PLACE = "_by_place"
-"""Ends the name of the argument that stands for an option."""
+"""Suffix for the name of an argument that may replace an option."""
 
 
 def _click_type(hint: Any, limits: Option) -> Any:
-    """Return the click type of a type: of its members, where there may be several."""
+    """Return the click type for a type hint; for tuples and unions, of their members."""
     choices = [choice for choice in choices_of(hint) if choice is not None]
     if choices:
         return Choice(choices)
@@ -63,7 +63,7 @@ def _click_type(hint: Any, limits: Option) -> Any:
 
 
 class _Parameter(click.Parameter):
-    """A parameter that may be missing while ``--print-config`` only prints options."""
+    """A parameter that may be missing if ``--print-config`` only prints options."""
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:
         try:
@@ -79,12 +79,12 @@ class _Argument(_Parameter, click.Argument):
 
 
 class CommandOption(_Parameter, click.Option):
-    """An option whose variables have the names of its long flags; in help it is under `heading`."""
+    """An option with environment variables named by its long flags, and a `heading` in help."""
 
     heading = "General"
 
     def keys(self) -> dict[str, Key]:
-        """Return what each of its long flags stands for, without dashes."""
+        """Return the key of each long flag, by the flag without dashes."""
         both = ((self.opts, False), (self.secondary_opts, True))
         return {
             flag.removeprefix("--"): Key(str(self.name), self.multiple, is_off)
@@ -94,12 +94,12 @@ class CommandOption(_Parameter, click.Option):
         }
 
     def variables(self, command: click.Command) -> dict[str, Key]:
-        """Return the variables that set it, for a command."""
+        """Return the environment variables that set the option of a command."""
         words = () if isinstance(command, click.Group) else (str(command.name),)
         return {variable_of(*words, flag): key for flag, key in self.keys().items()}
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
-        """Return the text of its variable; an empty one is none."""
+        """Return the text of the option's environment variable; None if it is empty or not set."""
         found = {n: key for n, key in self.variables(ctx.command).items() if os.environ.get(n)}
         if len(found) > 1:
             raise click.UsageError(f"{' and '.join(found)} are one option: give one of them", ctx)
@@ -108,7 +108,7 @@ class CommandOption(_Parameter, click.Option):
         return None
 
     def value_from_envvar(self, ctx: click.Context) -> Any:
-        """Return its value; of several, they stand between blanks, as a shell has them."""
+        """Return the value of the variable. Several values are separated as in a shell."""
         text = self.resolve_envvar_value(ctx)
         if text is None or not self.multiple:
             return text
@@ -119,9 +119,9 @@ class CommandOption(_Parameter, click.Option):
 
 
 def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
-    """Return what click makes of a member of a command's parameters."""
+    """Return the click parameter for a value of a command's parameters."""
     several, required = get_origin(hint) is tuple, spec.default is ... and not spec.positional
-    # None has to be said: click takes False for the default of a flag that has a negation.
+    # Pass None explicitly: click's default is False for a flag with a negation.
     unset = any(spec.default is value for value in (..., (), False))
     known: dict[str, Any] = {} if unset else {"default": spec.default}
     usual = Seconds() if spec.metavar == "SECONDS" else None
@@ -130,7 +130,7 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
         return _Argument([name], nargs=-1 if several else 1, required=required, **known)
     declared = spec.flags.split() or ["--" + name.replace("_", "-")]
     declared = [name, *declared] if declared[0].startswith("-") else declared
-    # Not False: click then lets an option stand without its value.
+    # None instead of False: with False, click accepts an option without its value.
     is_flag = True if hint is bool else None
     known |= {"multiple": several, "is_flag": is_flag, "metavar": spec.metavar}
     option = CommandOption(declared, required=required, help=spec.help, **known)
@@ -140,7 +140,7 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
 
 
 def spoken() -> list[CommandOption]:
-    """Make the options of every command, before or after its name: how much it says."""
+    """Return the options for how much a command prints, allowed before or after its name."""
     more = "Also say where options come from, and how long the command took."
     return [
         CommandOption(["-q", "--quiet"], is_flag=True, help="Print results and errors, no notes."),
@@ -149,7 +149,7 @@ def spoken() -> list[CommandOption]:
 
 
 class _Command(click.Command):
-    """A command whose options stand under headings."""
+    """A command that shows its options under headings in help."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -157,7 +157,7 @@ class _Command(click.Command):
             record = one.get_help_record(ctx)
             if record is not None and isinstance(one, click.Option):
                 groups.setdefault(getattr(one, "heading", "General"), []).append(record)
-        groups["General"] = groups.pop("General")  # The last.
+        groups["General"] = groups.pop("General")  # Put it last.
         for heading, records in groups.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
@@ -166,9 +166,9 @@ class _Command(click.Command):
 def add_command(
     group: click.Group, function: Callable[..., None], name: str | None = None
 ) -> Callable[..., None]:
-    """Make a function a command of a group, by default of the same name.
+    """Add a function as a command to a group, by default with the function's name.
 
-    Its parameters have an `Option` as their default, see `placer.knobs`. In its docstring,
+    The default of each parameter is an `Option`; see `placer.knobs`. In the function's docstring,
     ``{presets}`` stands for the names of machines.
     """
     made, positional = {}, {}
@@ -215,7 +215,7 @@ def add_command(
 
 
 def _by_place_or_flag(context: click.Context, name: str, placed: Any, spec: Option) -> Any:
-    """Return the value of an option that may stand without its flag, too."""
+    """Return the value of an option that was given by its flag or as an argument."""
     flagged = context.params[name]
     is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
     if placed is not None and is_given:
@@ -235,10 +235,10 @@ def _set_notes(context: click.Context, is_quiet: bool, is_verbose: bool, began_s
 
 
 def refuse_others(option: str, allowed: str) -> None:
-    """Refuse options on the command line that would have no effect beside another one.
+    """Refuse options on the command line that have no effect together with `option`.
 
-    Those that go with it are `allowed`, parameters by name between blanks. Else it raises a
-    `click.UsageError` about the first one.
+    `allowed` has names of parameters, separated by blanks. Raises `click.UsageError` for the first
+    other parameter that is given.
     """
     context = click.get_current_context()
     for parameter in context.command.params:
@@ -250,7 +250,7 @@ def refuse_others(option: str, allowed: str) -> None:
 
 
 def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:
-    """Print which options have other values than their defaults, and where these are from."""
+    """Print the options with other values than their defaults, and where they come from."""
     from placer.report.console import print_stderr
 
     for one in context.command.params:
@@ -261,7 +261,7 @@ def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:
 
 
 def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
-    """Yield the words of a command line, options that had another name as they are called now."""
+    """Yield the words of a command line, with old names of options replaced by the new ones."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         flag, equals, value = word.partition("=")
         now = _EARLIER.get(flag, flag)
@@ -276,7 +276,7 @@ def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _plain_usage_errors() -> Iterator[None]:
-    """Show errors of the command line in one line, whatever characters an argument has."""
+    """Shorten usage errors to one line without control characters."""
     try:
         yield
     except click.UsageError as error:
@@ -284,7 +284,7 @@ def _plain_usage_errors() -> Iterator[None]:
 
 
 class Commands(click.Group):
-    """Commands whose errors are one line, and whose options may stand in `placer.toml`."""
+    """Commands with one-line errors, and with options from `placer.toml`."""
 
     def make_context(self, *args: Any, **settings: Any) -> click.Context:
         with one_line_errors(), _plain_usage_errors():
@@ -307,7 +307,7 @@ class Commands(click.Group):
         return name, command, list(_renamed(name, rest))
 
     def _take_defaults(self, context: click.Context) -> None:
-        """Take options from `placer.toml`, and refuse variables that no option has."""
+        """Read defaults from `placer.toml`, and refuse environment variables without an option."""
         keys: dict[str, dict[str, Key]] = {}
         variables: list[str] = []
         for command in (self, *self.commands.values()):

@@ -1,4 +1,4 @@
-"""Types of options: paths that are read or written, names, durations."""
+"""Click types of options: paths to read or write, names, numbers, durations."""
 
 import errno
 import os
@@ -15,11 +15,11 @@ from placer.files import check_place
 from placer.units import parse_seconds
 
 STAGING = "placer.staging"
-"""Where a command's context has its `Staging`, if there is one."""
+"""Key of the `Staging` in a command's context."""
 
 
 def _staging(context: click.Context | None) -> Any:
-    """Return the command's copies of what is on stores; see `placer.data.files.staging.Staging`."""
+    """Return the command's `placer.data.files.staging.Staging`, and make it if needed."""
     from placer.data.files.staging import Staging
 
     context = context or click.get_current_context()
@@ -39,13 +39,13 @@ class LocalPath(click.Path):
         if isinstance(value, str) and "://" in value:
             scheme = value.partition("://")[0]
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
-        if value == "":  # As of a variable of the shell that is not set. It would be this folder.
+        if value == "":  # An unset shell variable. "" would be the working folder.
             self.fail("the path is empty", param, ctx)
         self.check_length(value)
         return super().convert(value, param, ctx)
 
     def check_length(self, value: Any) -> None:
-        """Refuse a name that no file system of this machine takes."""
+        """Refuse a name that is too long for the file system."""
         try:
             os.lstat(value)
         except (OSError, ValueError, TypeError) as error:
@@ -54,7 +54,7 @@ class LocalPath(click.Path):
 
 
 class InputPath(LocalPath):
-    """A plan, a profile or a small file to read: of this machine, or at a URI of a store."""
+    """A plan, a profile or a small file to read, by a path on this machine or a store's URI."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and "://" in value:
@@ -66,11 +66,11 @@ Written = Literal["file", "folder"]
 
 
 class OutputPath(LocalPath):
-    """Where a result goes: `check` refuses what cannot be written, before the command's work.
+    """A path to write a result to. Before the command's work, `check` tests if it can be written.
 
-    A file or a folder is written, as `what` says or tells from the command's options. The name has
-    to have one of the endings. `is_local` output has to be on this machine; else, to a URI of a
-    store, it is sent when the command is done. `makes_folders`: folders above it are made, too.
+    `what` says whether it is a file or a folder, or is a function of the command's options that
+    does. The name must have one of the `endings`, if any. Results may go to a URI of a store, and
+    are sent at the command's end, unless `is_local`. `makes_folders`: missing parents are made.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class OutputPath(LocalPath):
         return super().convert(value, param, ctx)
 
     def check_length(self, value: Any) -> None:
-        """Leave the name to `check`."""
+        """Do nothing: `check` tests the name."""
 
     def check(self, path: Path, options: Mapping[str, Any]) -> None:
         """Refuse a path that cannot be written; see `check_place`."""
@@ -104,7 +104,7 @@ class OutputPath(LocalPath):
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versions of click.
-    """One of several names; the error about another one suggests a similar name."""
+    """One of several names. The error for another name suggests a similar one."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.choices:
@@ -115,7 +115,7 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versio
 
 
 class WholeNumber(click.IntRange):
-    """A whole number from a least one on that is small enough for a count."""
+    """A whole number within limits, at most `sys.maxsize`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -125,9 +125,9 @@ class WholeNumber(click.IntRange):
 
 
 class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
-    """A name, or several between commas, that a function has to accept.
+    """A name, or several separated by commas, that `accepts` must return true for.
 
-    Messages call it a `name`, and list the `known` ones; help shows `shown` for the value.
+    Messages call it `name` and list the `known` names. Help shows `shown` for the value.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest 
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """A duration: a number of seconds, or with a unit, as in ``5min``."""
+    """A duration: seconds, or a number with a unit such as ``5min``."""
 
     name = "seconds"
 
@@ -173,7 +173,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
 
 
 class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """A text for which a shell suggests some values, and files; others are taken too."""
+    """Any text. The shell's completion suggests some values, and files if `files`."""
 
     name = "text"
 
@@ -183,6 +183,6 @@ class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return what begins as the text does."""
+        """Return suggestions that begin with the incomplete text."""
         items = [CompletionItem(name) for name in self._suggested() if name.startswith(incomplete)]
         return items or ([CompletionItem(incomplete, type="file")] if self._files else [])

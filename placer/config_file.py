@@ -1,4 +1,4 @@
-"""YAML, TOML and JSON files that people write: how they are read, and what is wrong with one."""
+"""Read YAML, TOML and JSON files that people write, and explain errors in them."""
 
 import os
 import tomllib
@@ -15,9 +15,9 @@ from placer.read_files import LimitError, read_json, read_limited
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 MOST_BYTES = 4 << 20
-"""Longest file that people write."""
+"""Largest file that is read."""
 MOST_VALUES = 500_000
-"""Most values of such a file, those of an alias as often as it is used."""
+"""Most values of a file. Values of an alias count at each use."""
 MOST_DEPTH = 64
 """Deepest nesting of YAML."""
 
@@ -25,7 +25,7 @@ _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class StrictModel(BaseModel):
-    """A part of a file, in which a field that is not known is an error."""
+    """A part of a file. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +34,7 @@ _Model = TypeVar("_Model", bound=StrictModel)
 
 
 class _Loader(_FastLoader):  # type: ignore[misc]
-    """YAML in which a key that is written twice is an error, not silently the last one."""
+    """A YAML loader that refuses duplicate keys, instead of silently taking the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -48,7 +48,7 @@ class _Loader(_FastLoader):  # type: ignore[misc]
 
 
 def _values(source: Path) -> Any:
-    """Return the values of a file, whatever they are."""
+    """Return the parsed content of a file."""
     suffix = source.suffix.lower()
     if suffix == ".json":
         return read_json(source, MOST_BYTES)
@@ -60,12 +60,12 @@ def _values(source: Path) -> Any:
 
 
 def _check_size(text: str) -> None:
-    """Refuse what is nested too deeply, or is too large with its aliases written out.
+    """Refuse YAML that is nested too deeply, or too large with aliases expanded.
 
-    Those who build values call themselves for each level.
+    Loaders build nested values by recursion, so deep nesting would crash them.
     """
     sizes: dict[str | None, int] = {}
-    begun: list[Any] = [[None, 0]]  # Collections: their anchors, and the values in them so far.
+    begun: list[Any] = [[None, 0]]  # Open collections: anchor, and number of values so far.
     for event in yaml.parse(text, _FastLoader):
         anchor, size = getattr(event, "anchor", None), 1
         if isinstance(event, yaml.CollectionStartEvent):
@@ -95,8 +95,8 @@ def read_mapping(
 ) -> dict[str, Any]:
     """Return the keys and values of a file of a kind (``topology``, ``constraints``), unchecked.
 
-    It raises `error_type` if the file is missing, or holds no keys and values in YAML, TOML or
-    JSON; `fields` are those that it may have, for the message.
+    Raises `error_type` if the file is missing, or is not a mapping in YAML, TOML or JSON. The
+    message lists `fields`, the fields that the file may have.
     """
     source = Path(path)
     if source.suffix.lower() not in SUFFIXES:
@@ -110,7 +110,7 @@ def read_mapping(
         deep = isinstance(error, RecursionError)
         reason = "its values are nested too deeply" if deep else " ".join(str(error).split())
         raise error_type(f"{source} is not a {kind} file: {reason}") from error
-    raw = {} if raw is None else raw  # All of a file may be commented out.
+    raw = {} if raw is None else raw  # A file may have only comments.
     if not isinstance(raw, dict):
         must = f"it must map {', '.join(fields)} to their values, but holds a {type(raw).__name__}"
         raise error_type(f"{source} is not a {kind} file: {must}")
@@ -120,10 +120,10 @@ def read_mapping(
 def read_file(
     path: str | os.PathLike[str], model: type[_Model], kind: str, error_type: type[PlacerError]
 ) -> _Model:
-    """Return a file of a kind (``topology``, ``constraints``), which docs/KIND.md describes.
+    """Read a file of a kind (``topology``, ``constraints``), which docs/KIND.md describes.
 
-    It raises `error_type` if the file is missing, not YAML, TOML or JSON, or a field is unknown,
-    missing or of the wrong type; the message names the file, the field and the value.
+    Raises `error_type` if the file is missing or not YAML, TOML or JSON, or if a field is unknown,
+    missing or of the wrong type. The message names the file, the field and the value.
     """
     raw = read_mapping(path, kind, error_type, list(model.model_fields))
     try:
@@ -135,14 +135,14 @@ def read_file(
 def write_yaml(
     path: str | os.PathLike[str], text: str, kind: str, error_type: type[PlacerError]
 ) -> None:
-    """Write YAML text, atomically; the file's name has to say that it is YAML."""
+    """Write YAML text atomically to a file with a YAML ending."""
     if Path(path).suffix.lower() not in (".yaml", ".yml"):
         raise error_type(f"{path}: {kind} files are written as YAML; end the name in .yaml")
     write_text(path, text)
 
 
 def _explain(error: ValidationError, kind: str) -> str:
-    """Return all that is wrong with a file, in one line."""
+    """Return the errors of a file in one line, at most five of them."""
     problems, found = [], error.errors(include_url=False)
     for problem in found[:5]:
         parts = (part for part in problem["loc"] if part != "[key]")

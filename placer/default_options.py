@@ -1,7 +1,7 @@
-"""Options that a person gives once: `placer.toml` and variables of the environment.
+"""Read default options from `placer.toml` and from environment variables.
 
-An option of the command line comes first, then ``PLACER_COMMAND_OPTION`` of the environment, then
-the command's own table in `placer.toml`, then what stands above all tables there, then the default.
+The order of precedence is: the command line; the environment variable ``PLACER_COMMAND_OPTION``;
+the command's table in `placer.toml`; the keys above all tables there; the built-in default.
 """
 
 import json
@@ -13,13 +13,13 @@ from placer.errors import PlacerError, did_you_mean
 
 FILE_NAME = "placer.toml"
 FILE_VARIABLE = "PLACER_CONFIG"
-"""The variable that names another file than `placer.toml` of the working folder."""
+"""Environment variable with the path of a file to read instead of `placer.toml`."""
 OWN_VARIABLES = ("PLACER_CACHE", FILE_VARIABLE, "PLACER_DEBUG")
-"""Variables that are read and belong to no option."""
+"""Environment variables of placer that belong to no option."""
 
 
 class Key(NamedTuple):
-    """The parameter that a long flag sets; if it may be given again, and if it turns it off."""
+    """A long flag's parameter, whether it takes several values, and whether it turns it off."""
 
     parameter: str
     several: bool = False
@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
 
 def variable_of(*words: str) -> str:
-    """Return the variable of a command's option, by the names of both.
+    """Return the environment variable of a command's option.
 
     >>> variable_of("plan", "time-limit")
     'PLACER_PLAN_TIME_LIMIT'
@@ -36,7 +36,7 @@ def variable_of(*words: str) -> str:
 
 
 def check_variables(environment: Mapping[str, str], of_options: Iterable[str]) -> None:
-    """Refuse variables that look like an option's and are none.
+    """Refuse environment variables that begin with ``PLACER_`` but belong to no option.
 
     >>> check_variables({"PLACER_PLAN_HBMM": "8GiB"}, ["PLACER_PLAN_HBM"])
     Traceback (most recent call last):
@@ -53,14 +53,13 @@ PLACER_PLAN_HBM?
 def default_options(
     commands: Mapping[str, Mapping[str, Key]], environment: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Return what `placer.toml` says of the options of each command, by command and parameter.
+    """Return the options in `placer.toml`, by command and parameter.
 
-    Values are texts, as on the command line, and lists of these. `commands` have the options of
-    each command by their long flags without dashes; `FILE_VARIABLE` of the environment may name
-    another file.
+    Values are texts as on the command line, or lists of texts. `commands` has the keys of each
+    command, by long flags without dashes. `FILE_VARIABLE` in `environment` may name another file.
 
-    Raises a `PlacerError` if the file is named and missing, is no TOML, or has an option that no
-    command has, or a command has not.
+    Raises `PlacerError` if a named file is missing, the file is invalid, or it has an unknown
+    command or option.
 
     >>> default_options({"plan": {"topology": Key("topology")}}, {})
     {'plan': {}}
@@ -96,7 +95,7 @@ def default_options(
 
 
 def _given(key: Key, value: Any) -> Any:
-    """Return a value of a file as the command line would have it."""
+    """Convert a value in the file to the text or texts of the command line."""
     texts = [
         str(one).lower() if isinstance(one, bool) else str(one)
         for one in (value if isinstance(value, list) else [value])
@@ -107,13 +106,13 @@ def _given(key: Key, value: Any) -> Any:
 
 
 def negated(text: str) -> str:
-    """Return the value of an option whose negation has a value; what is neither stays as it is."""
+    """Return the opposite of a yes or no in any spelling; other texts stay unchanged."""
     words = {"true": "false", "1": "0", "yes": "no", "on": "off", "t": "f", "y": "n"}
     return (words | {no: yes for yes, no in words.items()}).get(text.strip().lower(), text)
 
 
 def config_text(command: str, values: Mapping[str, Any]) -> str:
-    """Write a command's options as a `placer.toml`; those not given are comments.
+    """Return a command's options as text for `placer.toml`. Unset options are comments.
 
     >>> print(config_text("plan", {"hbm": "8GiB", "cache": True, "dim": None}))
     [plan]
@@ -128,13 +127,13 @@ def config_text(command: str, values: Mapping[str, Any]) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Write a value as TOML does."""
+    """Return a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    # A copy of what is on a store goes by its URI. JSON's text is TOML's, save the character 127.
+    # A copy of a file on a store is named by its URI. TOML writes text as JSON, but for \x7f.
     text = json.dumps(getattr(value, "uri", "") or str(value), ensure_ascii=False)
     return text.replace("\x7f", "\\u007f")

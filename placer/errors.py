@@ -1,15 +1,15 @@
-"""The one error tree.
+"""Exceptions that placer raises, all derived from `PlacerError`.
 
-Every message names the offending value, the limit it breaks and what to do about it.
-Exceptions mean bad input, misuse or a broken backend; an infeasible problem is a
-*result* of a solver (`solvers.Termination`), not an exception.
+Every message names the offending value, the limit that it breaks, and what to do about it.
+Exceptions mean bad input, misuse or a broken backend. An infeasible problem is not an exception: it
+is a *result* of a solver (`solvers.Termination`).
 """
 
 from collections.abc import Iterable
 
 
 class PlacerError(Exception):
-    """Base of everything that placer raises on purpose."""
+    """Base of all exceptions that placer raises on purpose."""
 
 
 class DataError(PlacerError):
@@ -21,11 +21,11 @@ class ProfileError(PlacerError):
 
 
 class TopologyError(PlacerError):
-    """A topology names what does not exist, or lacks what a plan needs."""
+    """A topology names unknown things, or lacks something that a plan needs."""
 
 
 class ProblemError(PlacerError):
-    """Tables, profile, topology and batch do not make a problem."""
+    """Tables, profile, topology, batch size or constraints do not make a valid problem."""
 
 
 class PlanError(PlacerError):
@@ -45,11 +45,11 @@ class CheckpointError(PlacerError):
 
 
 class BackendError(PlacerError):
-    """An optional library is missing, or a library that we call broke."""
+    """An optional library is missing, or a library failed."""
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:
-    """Suggest a known name that is like the wrong one, for a message; or nothing.
+    """Return a suggestion of a similar known name, to append to a message; or ``""``.
 
     >>> did_you_mean("greedy-sise", ["greedy-size", "ilp"])
     '; did you mean greedy-size?'

@@ -1,10 +1,9 @@
-"""Locks between processes, which the system takes back when their holder is gone, however it went.
+"""Locks between processes. The system releases a lock when its process ends for any reason.
 
-They are advisory (``flock``): placer's own writers respect them. A file system without locks, as
-some network mounts are, has none of this protection; writes are atomic there all the same.
+Locks are advisory (``flock``): only placer's writers respect them. A file system without locks,
+such as some network mounts, does not give this protection. Writes are still atomic there.
 
-The library filelock can lock neither a folder nor a file that is open already, and leaves its lock
-files behind.
+The library filelock cannot lock folders or open files, and leaves lock files behind.
 """
 
 import contextlib
@@ -24,26 +23,26 @@ _fcntl: Any = importlib.import_module("fcntl") if os.name == "posix" else None
 
 LOCK_NAME = ".lock"
 WAIT_S = 300.0
-"""How long a writer waits for another one of the same files, in seconds."""
+"""Seconds to wait for another process that writes the same files."""
 _BUSY = {errno.EACCES, errno.EAGAIN}
 
 
 def take_lock(descriptor: int) -> bool:
-    """Lock an open file or folder, at once; whether nobody else holds it.
+    """Try to lock an open file or folder without waiting; return whether nobody else holds it.
 
-    The lock goes when the descriptor is closed, or its process ends.
+    The lock ends when the descriptor is closed or the process ends.
     """
     if _fcntl is None:
         return True
     try:
         _fcntl.flock(descriptor, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in _BUSY  # Else the file system has no locks.
+        return error.errno not in _BUSY  # Otherwise the file system has no locks.
     return True
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is still the one at a path."""
+    """Return whether an open file is still the file at a path."""
     try:
         there = path.lstat()
     except OSError:
@@ -52,7 +51,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether somebody writes a folder now."""
+    """Return whether a process holds the lock of a folder."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
@@ -67,12 +66,12 @@ _held: set[tuple[int, int]] = set()
 
 
 def hold(descriptor: int) -> None:
-    """Say that this process has locked a folder, and writes into it as it likes."""
+    """Register a locked folder, so that `locked_folder` does not wait for this process itself."""
     _held.add(_identity(descriptor))
 
 
 def release(descriptor: int) -> None:
-    """Close a folder that was held."""
+    """Close a folder that `hold` registered, and release its lock."""
     _held.discard(_identity(descriptor))
     os.close(descriptor)
 
@@ -84,11 +83,12 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Hold the lock of a folder; first wait for another holder to finish.
+    """Hold the lock of a folder within the block; first wait until no other process holds it.
 
-    A folder that this process holds already is its own.
+    It does not wait for folders that this process holds; see `hold`.
 
-    Raises PlacerError if another process holds it for longer, and OSError if there is none.
+    Raises PlacerError if another process holds it for over `wait_s` seconds, and OSError if there
+    is no such folder.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -107,9 +107,9 @@ def locked_folder(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_run(folder: Path) -> Iterator[None]:
-    """Hold a folder for one run, which writes its name into ``.lock`` there.
+    """Lock a folder for one run, with process, machine and time in its file ``.lock``.
 
-    Raises PlacerError if another run holds the folder: which process on which machine, since when.
+    Raises PlacerError if another run holds the folder. The message names that process.
     """
     made = not folder.exists()
     try:
@@ -121,7 +121,7 @@ def one_run(folder: Path) -> Iterator[None]:
     try:
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {now}"
-        with contextlib.suppress(OSError):  # On a full disk the lock holds without a name.
+        with contextlib.suppress(OSError):  # On a full disk, the lock works without the text.
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, holder.encode(), 0)
         yield
@@ -150,4 +150,4 @@ def _open_lock(folder: Path) -> int:
             )
         if is_at(descriptor, path):
             return descriptor
-        os.close(descriptor)  # The holder before removed it in between.
+        os.close(descriptor)  # The last holder removed the file in between.

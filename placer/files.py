@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there: all results are written through here."""
+"""Write files atomically: a result is complete or not there. All results are written here."""
 
 import contextlib
 import errno
@@ -26,19 +26,19 @@ T = TypeVar("T")
 
 _MOST_NAME_BYTES = 255
 _PARTIAL = re.compile(r"\..*\.[0-9a-z_]{8}\.placer-partial")
-"""Names of files that are being written."""
+"""Matches names of temporary files that are being written."""
 
 
 @contextlib.contextmanager
 def replacing(path: StrPath) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it becomes `path`, else it is removed.
+    """Yield a temporary path beside `path`. On success it is renamed to `path`, else removed.
 
-    Data and folder are flushed to disk, so that a crash leaves the old file or the new one, never
-    a part of one. The file keeps the mode of the one before it, and a symbolic link stays one. What
-    killed processes left beside it is removed.
+    Data and folder are flushed to disk, so a crash leaves the complete old or new file. The new
+    file gets the mode of the old one, and a symbolic link stays a link. Temporary files that killed
+    processes left there are removed.
 
-    Raises PlacerError if the folder cannot be written or the disk is full, or there is something at
-    `path` that is no regular file, as a device or a folder; it is untouched then.
+    Raises PlacerError if the folder cannot be written, the disk is full, or `path` is not a regular
+    file but, for example, a device or a folder. Then `path` is unchanged.
     """
     target = _place_of(Path(path))
     there = "nothing was changed there"
@@ -58,9 +58,9 @@ def replacing(path: StrPath) -> Iterator[Path]:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, as far as they are not there, such that they stay there.
+    """Make a folder and its missing parents, and flush them to disk.
 
-    Raises OSError if one of them cannot be made.
+    Raises OSError if a folder cannot be made.
     """
     missing = []
     while not path.is_dir():
@@ -74,9 +74,9 @@ def make_folder(path: Path) -> None:
 def check_place(
     path: StrPath, what: Literal["file", "folder"] = "file", makes_folders: bool = False
 ) -> None:
-    """Find out before long work whether its result can be written, and where.
+    """Raise PlacerError unless a result can be written to `path`. Call it before long work.
 
-    Folders above it have to be there, unless the work makes them.
+    Parent folders must exist, unless the work makes them (`makes_folders`).
 
     >>> check_place("/nowhere/plan.json")
     Traceback (most recent call last):
@@ -96,7 +96,7 @@ it: mkdir -p /nowhere
         if not above.exists():
             make = shlex.join(["mkdir", "-p", str(above)])
             raise PlacerError(f"cannot write {path}: there is no folder {above}; make it: {make}")
-        # Rights alone do not tell: a disk may be mounted to be read, or no disk at all.
+        # Try it: permissions do not show read-only mounts and the like.
         with tempfile.TemporaryFile(dir=above):
             pass
     except OSError as error:
@@ -104,7 +104,7 @@ it: mkdir -p /nowhere
 
 
 def _place_of(path: Path) -> Path:
-    """Return where a file goes: at the end of a symbolic link, if there is one."""
+    """Return the path to write a file to: the target if `path` is a symbolic link."""
     try:
         kind = path.stat().st_mode
     except FileNotFoundError:
@@ -119,18 +119,18 @@ def _place_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def temporary_beside(target: Path) -> Iterator[Path]:
-    """Make a new file, locked while it is written; remove what is there afterwards."""
+    """Make a temporary file, locked within the block; remove it afterwards if it is still there."""
     while True:
-        # A long name would be too long with more added.
+        # Shorten the name, as a long name would become too long.
         name = f".{target.name[:40]}.{secrets.token_hex(4)}.placer-partial"
         temporary = target.with_name(name)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        # Between its making and its lock, another process may have taken it for a dead one.
+        # Before it is locked, another process may take it for a dead file and remove it.
         if take_lock(descriptor) and is_at(descriptor, temporary):
             break
         os.close(descriptor)
     try:
-        if target.exists():  # Which may be private.
+        if target.exists():  # It may be private.
             temporary.chmod(0o600)
         yield temporary
     finally:
@@ -140,9 +140,9 @@ def temporary_beside(target: Path) -> Iterator[Path]:
 
 
 def remove_dead_files(folder: Path) -> None:
-    """Remove files that processes were writing into a folder when they were killed.
+    """Remove temporary files in a folder that killed processes left.
 
-    A living writer holds the lock of its file.
+    Living writers hold the locks of their files, so these stay.
     """
     with os.scandir(folder) as entries:
         names = [entry.name for entry in entries if _PARTIAL.fullmatch(entry.name)]
@@ -158,7 +158,7 @@ def remove_dead_files(folder: Path) -> None:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text that others wrote names a file in a folder, and nothing elsewhere.
+    """Return whether an untrusted text is a plain file name, which cannot leave its folder.
 
     >>> is_name("counts.parquet"), is_name("../counts.parquet"), is_name("..")
     (True, False, False)
@@ -167,7 +167,7 @@ def is_name(text: str) -> bool:
         return False
     try:
         return len(os.fsencode(text)) <= _MOST_NAME_BYTES
-    except UnicodeEncodeError:  # Half of a pair of surrogates, which JSON can hold.
+    except UnicodeEncodeError:  # Half of a surrogate pair, which JSON can hold.
         return False
 
 
@@ -180,7 +180,7 @@ def write_text(path: StrPath, text: str) -> None:
     ...     os.listdir(folder)
     ['plan.json']
     """
-    # Names of files may hold bytes that are no UTF-8; JSON has an escape for these.
+    # Names of files may have bytes that are not UTF-8; JSON has escapes for them.
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
@@ -192,14 +192,13 @@ def write_bytes(path: StrPath, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator[set[str]]:
-    """Replace a file and its parts: further files, which it names and whose names have their hash.
+    """Replace a file and its parts. Parts are files beside it, named by their hash and by the file.
 
-    `parts` finds those that are there, beside the file. Within the block, write the new parts first
-    and the file that names them last, and add the parts' names to the set that this yields.
-    Afterwards the parts that are not in it are removed; after an error before the file was
-    replaced, the new ones. So a crash leaves the old file or the new one, with its parts, and the
-    rename of the file publishes all of them. Writers wait for one another; see `read_parts` for
-    readers.
+    `parts` finds all existing parts. Within the block, write the new parts, then the file that
+    names them, and add names of parts to the set that this yields. Afterwards, parts that are not
+    in the set are removed. If an error occurs before the file is replaced, new parts are removed
+    instead. So a crash leaves the old or the new file with its parts: renaming the file publishes
+    them. Writers wait for each other. Readers use `read_parts`.
     """
     try:
         make_folder(file.parent)
@@ -209,7 +208,7 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
             try:
                 yield names
             except BaseException:
-                # A file that was replaced before the error needs its parts.
+                # Keep new parts if the file was replaced before the error.
                 if _version(file) == version:
                     _remove(part for part in parts() if part not in before)
                 raise
@@ -221,9 +220,10 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
 
 
 def read_parts(file: StrPath, read: Callable[[], T]) -> T:
-    """Read a file with its parts, again if it was replaced meanwhile.
+    """Return the result of `read`, which reads a file and its parts.
 
-    `read` reads all, and raises PlacerError if a part is missing.
+    If `read` raises PlacerError because a part is missing, and the file was replaced meanwhile,
+    read again.
     """
     while True:
         before = _version(file)
@@ -235,7 +235,7 @@ def read_parts(file: StrPath, read: Callable[[], T]) -> T:
 
 
 def _version(file: StrPath) -> tuple[int, int] | None:
-    """Return what is another one as soon as a file is replaced; None without one."""
+    """Return a value that changes when a file is replaced; None without a file."""
     try:
         status = Path(file).stat()
     except OSError:
@@ -259,7 +259,7 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the list of a folder's files is on disk, where the file system can say so."""
+    """Wait until a folder's list of files is on disk, if the file system supports it."""
     try:
         sync(path)
     except OSError as error:
@@ -276,10 +276,10 @@ class FileRecord:
 
 
 class HashedFile(io.IOBase):
-    """A file that is hashed while it is written, and whose failures are raised by `finish` alone.
+    """A file that is hashed while it is written. Only `finish` raises errors of writing.
 
-    What is written comes from many processes, which must all go on sending it: so a full disk
-    does not stop the one that writes.
+    Many processes send data to the process that writes, and must not be interrupted. So it
+    continues without writing if, for example, the disk is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -297,11 +297,11 @@ class HashedFile(io.IOBase):
         return True
 
     def tell(self) -> int:
-        """Return bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._size_bytes
 
     def write(self, content: Any) -> int:
-        """Append bytes; all of them count as written."""
+        """Append bytes, and return their number, even if writing fails."""
         size = memoryview(content).nbytes
         self._size_bytes += size
         if self._file is not None and self._failure is None:
@@ -313,7 +313,7 @@ class HashedFile(io.IOBase):
         return size
 
     def close(self) -> None:
-        """Wait until all is on disk."""
+        """Close the file after flushing it to disk."""
         file, self._file = self._file, None
         if file is None:
             return
@@ -329,7 +329,7 @@ class HashedFile(io.IOBase):
     def finish(self) -> FileRecord:
         """Close the file and return its size and SHA-256.
 
-        Raises OSError if it could not be opened, or not all is on disk.
+        Raises OSError if the file could not be opened or completely written.
         """
         self.close()
         if self._failure is not None:
@@ -338,13 +338,13 @@ class HashedFile(io.IOBase):
 
 
 def sha256_file(path: StrPath) -> str:
-    """Hash a regular file's content: hexadecimal SHA-256; OSError for what is none."""
+    """Return the hexadecimal SHA-256 of a regular file. Raises OSError for other files."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sha256_json(value: Any) -> str:
-    """Return the hexadecimal SHA-256 of a JSON value, whatever the order of its keys.
+    """Return the hexadecimal SHA-256 of a JSON value, independent of the order of keys.
 
     >>> sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1})
     True
@@ -353,14 +353,14 @@ def sha256_json(value: Any) -> str:
 
 
 SEAL = "sha256"
-"""Plans, profiles, manifests and calibrations carry a hash of all other keys, so that changes show.
+"""Key in plans, profiles, manifests and calibrations that holds a hash of all other keys.
 
-A plan or calibration without one was written by hand or by an earlier version, and is read as it
-is."""
+A plan or calibration without this key was written by hand or by an earlier version, and is read
+without the check."""
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the hash of its content to a document, as its last key.
+    """Return a document with the hash of its content added as the last key.
 
     >>> sealed({"schema_version": 1})["sha256"][:8]
     '04212149'

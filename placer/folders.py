@@ -1,4 +1,4 @@
-"""Folders that are written under a hidden name, and appear complete by one rename."""
+"""Write folders atomically: under a hidden name, then renamed when complete."""
 
 import contextlib
 import ctypes
@@ -13,9 +13,9 @@ from placer.files import StrPath, make_folder, sync_folder
 
 
 class HiddenFolder:
-    """A folder that is written under a hidden name, and appears complete by one rename.
+    """A folder that is written under a hidden name, and renamed when complete.
 
-    Beside the `target`, ``.<name>.partial`` is written, whose lock is held meanwhile.
+    It is written as ``.<name>.partial`` beside the `target`, and locked until then.
     """
 
     def __init__(self, target: Path) -> None:
@@ -24,7 +24,7 @@ class HiddenFolder:
         self._descriptor: int | None = None
 
     def begin(self) -> None:
-        """Make the empty folder; first remove what a killed process left under its name."""
+        """Make the empty hidden folder, and remove what a killed process left in it."""
         make_folder(self.target.parent)
         while True:
             self.partial.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ class HiddenFolder:
                 left.unlink()
 
     def publish(self) -> None:
-        """Rename the folder to its final name, in place of an existing one."""
+        """Rename the folder to its final name, replacing an existing folder."""
         sync_folder(self.partial)
         if not self.target.exists():
             self.partial.rename(self.target)
@@ -55,7 +55,7 @@ class HiddenFolder:
             self.target.rename(replaced)
             self.partial.rename(self.target)
         sync_folder(self.target.parent)
-        if self.partial.exists():  # What was there before.
+        if self.partial.exists():  # After the exchange, it is the old folder.
             shutil.rmtree(self.partial, ignore_errors=True)
         self._release()
 
@@ -72,7 +72,7 @@ class HiddenFolder:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Swap two files or folders in one step; false where the system cannot."""
+    """Swap two files or folders atomically; return false if the system cannot."""
     try:
         rename = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
@@ -84,12 +84,11 @@ def exchange(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def new_folder(path: StrPath) -> Iterator[Path]:
-    """Yield a hidden folder beside `path`; on success it is renamed to `path`, else removed.
+    """Yield a hidden folder beside `path`. On success it is renamed to `path`, else removed.
 
-    Raises PlacerError if there is something at `path` already, or it cannot be written, as on a
-    full disk.
+    Raises PlacerError if `path` exists already, or cannot be written.
     """
-    target = Path(path)  # "" is the folder where we are, which has no name.
+    target = Path(path)  # "" is the working folder, which has no name.
     if target.exists() or target.is_symlink():
         raise PlacerError(f"{target} exists already; give another name, or remove it")
     folder = HiddenFolder(target)

@@ -1,4 +1,4 @@
-"""Lets a command finish what it is doing after Ctrl-C."""
+"""Let a command finish its current work after Ctrl-C."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 class Interrupt:
-    """Tells whether the user asked to stop."""
+    """Records whether the user asked to stop."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -16,9 +16,9 @@ class Interrupt:
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[Interrupt]:
-    """Note the first SIGINT, SIGTERM or SIGHUP inside the `with` block; a second acts as usual.
+    """Record the first SIGINT, SIGTERM or SIGHUP in the `with` block. A second acts as usual.
 
-    Python delivers signals to the main thread alone; in others nothing is changed.
+    Python delivers signals only to the main thread. In other threads, this does nothing.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():

@@ -1,7 +1,7 @@
-"""Describes the values of a configuration: for documentation, checks and the command line.
+"""Describe configurations and options for documentation, checks and the command line.
 
-A configuration is a frozen dataclass whose fields are annotated with a `Knob`. The command line
-makes options of these, and of parameters whose defaults are an `Option`.
+A configuration is a frozen dataclass with fields annotated by a `Knob`. The command line makes
+options from these fields, and from parameters with an `Option` as their default.
 """
 
 import inspect
@@ -15,7 +15,7 @@ from placer.errors import PlacerError
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """The help of an option, the least value that it may have, and what it must be above."""
+    """The help of an option, its least value, and a limit that its value must exceed."""
 
     help: str
     least: float | None = None
@@ -23,7 +23,7 @@ class Knob:
 
 
 def knobs(configuration: type) -> Iterator[tuple[str, Any, Any, Knob]]:
-    """Name, type, default (None without one) and knob of each field that has a knob."""
+    """Yield name, type, default (None without one) and knob of each field with a knob."""
     hints = get_type_hints(configuration, include_extras=True)
     for field in fields(configuration):
         hint = hints[field.name]
@@ -34,9 +34,7 @@ def knobs(configuration: type) -> Iterator[tuple[str, Any, Any, Knob]]:
 
 
 def check_knobs(configuration: Any) -> None:
-    """Check that values are not too small, and are among the choices where a type names them.
-
-    The first that is not allowed is named by a `PlacerError`.
+    """Raise PlacerError at the first value that is too small or not among its type's choices.
 
     >>> from typing import Annotated
     >>> @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def check_knobs(configuration: Any) -> None:
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
-    """Return the values that a `Literal` type names, None with them where it may be left out."""
+    """Return the values of a `Literal` type, with None first if the type is optional."""
     if get_origin(kind) in (Union, UnionType):
         inner = [choices_of(one) for one in get_args(kind) if one is not type(None)]
         return (None, *inner[0]) if inner[0] else ()
@@ -71,12 +69,12 @@ def choices_of(kind: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A value that a command takes, as the default of a parameter; ``...`` is required.
+    """A command's option or argument, given as the default of a parameter; ``...`` is required.
 
-    Its `flags` stand between blanks, after the option's own name where that is not the parameter's;
-    by default there is one, the name with two dashes. `kind` parses the value where the type does
-    not say, `metavar` stands for it in help. An argument has no flag, and a `positional` option may
-    be given without its flag, too, as PLAN. `heading` is what it stands under in help.
+    `flags` are separated by blanks; the first word may be the option's name, if it is not the
+    parameter's. By default the flag is ``--`` and the name. `kind` is a click type, if the type
+    hint does not imply one. `metavar` stands for the value in help. An argument has no flag, and a
+    `positional` option may also be given as the argument PLAN. `heading` is its heading in help.
     """
 
     default: Any
@@ -92,12 +90,12 @@ class Option:
 
 
 def option(*values: Any, **more: Any) -> Any:
-    """Return an `Option` as the default of a parameter, whose type it therefore has."""
+    """Return an `Option` as the default of a parameter, typed `Any` for type checkers."""
     return Option(*values, **more)
 
 
 def argument(default: Any = ..., kind: Any = None) -> Any:
-    """Return the default of a parameter that is an argument."""
+    """Return an `Option` for an argument, as the default of a parameter."""
     return Option(default, kind=kind, is_argument=True)
 
 
@@ -108,10 +106,10 @@ def options_of(
     names: Collection[str] | None = None,
     **changed: tuple[Any, Option],
 ) -> Any:
-    """Return fields of a configuration as options, for a parameter that is a mapping of them.
+    """Return fields of a configuration as options, for a parameter that is a mapping.
 
-    They are those with a knob: all, or those of `names`, those `renamed` (to `Option.flags`), and
-    those `changed` to other types and options.
+    By default these are all fields with a knob. If `names` is given, only those in `names`,
+    `renamed` (to `Option.flags`) or `changed` (to other types and options).
     """
     known: dict[str, tuple[Any, Option]] = {}
     for name, hint, default, knob in knobs(configuration):
@@ -125,13 +123,13 @@ def options_of(
 
 
 Member = tuple[str, str, Any, Option]
-"""A parameter, the name of one of its values, that value's type and option."""
+"""A parameter's name; and the name, type and option of one of its values."""
 
 
 def members(function: Callable[..., Any]) -> Iterator[Member]:
     """Yield the options of a function's parameters, in order.
 
-    A parameter that is a dataclass, or has `options_of` one as its default, has several.
+    A parameter has several options if it is a dataclass, or if its default is from `options_of`.
     """
     hints = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
@@ -150,7 +148,7 @@ def members(function: Callable[..., Any]) -> Iterator[Member]:
 
 
 def called(function: Callable[..., Any], values: dict[tuple[str, str], Any]) -> Any:
-    """Call a function with values of its `members`, by parameter and name."""
+    """Call a function with the values of its `members`, given by parameter and name."""
     hints = get_type_hints(function)
     grouped: dict[str, dict[str, Any]] = {}
     for (name, each), value in values.items():

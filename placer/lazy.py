@@ -1,7 +1,7 @@
-"""Names of a package that are imported when they are first used (PEP 562).
+"""Import the names of a package when they are first used (PEP 562).
 
-`import placer` and `placer --help` take little time this way, and a trainer that consumes
-a plan never imports what only a search needs.
+This keeps `import placer` and `placer --help` fast, and a trainer that uses a plan never imports
+modules that only a search needs.
 """
 
 import ast
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Make the `__getattr__` and the `__all__` of a package, given its ``__name__``.
+    """Return `__getattr__` and `__all__` for a package, given its ``__name__``.
 
-    It exports what its ``if TYPE_CHECKING:`` block imports for type checkers.
+    The package exports the names that its ``if TYPE_CHECKING:`` block imports.
 
     >>> import placer
     >>> get, names = lazy_exports("placer")
@@ -31,7 +31,7 @@ def lazy_exports(package: str) -> tuple[Callable[[str], Any], list[str]]:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(homes[name]), name)
-        setattr(sys.modules[package], name, value)  # The next use does not come here.
+        setattr(sys.modules[package], name, value)  # Later uses do not call `get`.
         return value
 
     return get, sorted(homes)

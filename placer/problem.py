@@ -1,4 +1,4 @@
-"""What a solver solves: tables with their profile, a machine, a batch size and constraints."""
+"""`Problem`: a solver's input: tables with their profile, a topology, batch size, constraints."""
 
 import glob
 import hashlib
@@ -28,39 +28,40 @@ _ROWS_WITHOUT_ORDER = TableRule(forbid=frozenset(("split", "replicated")))
 
 @dataclass(frozen=True, repr=False)
 class Problem(Summarized):
-    """Tables and their accesses, a machine, samples per GPU and step, and the user's constraints.
+    """A placement problem: tables and their accesses, a topology, batch size and constraints.
 
     Attributes
     ----------
     profile : Profile
+        The tables and their accesses.
     topology : Topology
-        The memory that embeddings may take: of what is given, `constraints.reserve` and the
-        memory of `dense` are taken off when the problem is made.
+        The machine, with the memory that embeddings may take. Making the problem subtracts
+        `constraints.reserve` and the memory of `dense` from the given topology.
     batch_size : int
         Samples per GPU and step.
     constraints : Constraints
-        As they apply to these tables and devices (`Constraints.on`). They reserve nothing any
-        more, so that a problem made from this one does not take the reserve off again.
+        The constraints, applied to these tables and devices (`Constraints.on`). Their `reserve` is
+        empty, so that a problem made from this one does not subtract it again.
     pipeline : {"look-ahead", "serial"}
-        Whether the ids of the next batch are exchanged, and its rows copied, while one trains,
-        as `placer train` does; or a step begins when the one before has ended.
+        ``look-ahead``: while a batch trains, ids of the next batch are exchanged and its rows
+        copied, as `placer train` does. ``serial``: a step begins after the previous one has ended.
     dense : DenseLayers, MeasuredDense, optional
-        What each GPU trains beside the embeddings. Its `reserved_bytes` are those that were taken
-        off each GPU here. None: steps are the embeddings' work alone.
+        The dense part that each GPU trains beside the embeddings. Its `reserved_bytes` were
+        subtracted from each GPU. None: steps contain only the embeddings' work.
     widths : tuple of {"float16", "bfloat16", "int8"}
-        Types that cold rows may have besides their table's.
+        Types that cold rows may have instead of their table's.
     growing : mapping of table name to Growing
-        Tables whose rows are given to keys as they are read. `profile` has them with their
-        capacity + 1 rows from here on (`with_growing`). As nobody knows which rows will be hot,
-        they are neither split between memories nor replicated.
+        Growing tables and their options. In this problem's `profile` they have capacity + 1 rows
+        (`with_growing`). Nobody knows which of their rows will be hot, so they are neither split
+        between memories nor replicated.
     exchange_dtype : {"float32", "bfloat16", "float16"}
-        Type in which pooled rows and their gradients travel between GPUs.
+        Type of pooled rows and their gradients when they are sent between GPUs.
 
     Raises
     ------
     ProblemError
-        If there is no table, the batch is not positive, the constraints name what does not
-        exist or contradict one another, or a GPU has less memory than the dense part takes.
+        If there is no table, the batch size is not positive, an option is unknown, constraints name
+        unknown things or contradict each other, or a GPU has too little memory for the dense part.
 
     Examples
     --------
@@ -110,7 +111,7 @@ class Problem(Summarized):
             self._reserve(self.dense)
 
     def _reserve(self, dense: DenseLayers) -> None:
-        """Take the memory of the dense part off each GPU, but for what was taken off before."""
+        """Subtract the dense part's memory from each GPU, except what was subtracted before."""
         memory = self.dense_memory
         assert memory is not None, "there are layers"
         needed, before = memory.total_bytes, dense.reserved_bytes
@@ -132,21 +133,21 @@ class Problem(Summarized):
 
     @cached_property
     def dense_network(self) -> DenseNetwork | None:
-        """The dense layers over the problem's tables; None where layers are not known."""
+        """The dense layers over the problem's tables; None if the layers are unknown."""
         if not isinstance(self.dense, DenseLayers):
             return None
         return DenseNetwork.of(self.dense, (profile.table for profile in self.profile))
 
     @property
     def dense_memory(self) -> DenseMemory | None:
-        """What the dense layers take of each GPU; None where layers are not known."""
+        """Memory of the dense layers on each GPU; None if the layers are unknown."""
         if self.dense_network is None:
             return None
         return dense_memory(self.dense_network, self.batch_size, len(self.topology.gpus))
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per step over all GPUs."""
+        """Samples per step, over all GPUs."""
         return self.batch_size * len(self.topology.gpus)
 
     @cached_property
@@ -157,7 +158,7 @@ class Problem(Summarized):
         )
 
     def summary(self) -> dict[str, str]:
-        """See `Summarized`."""
+        """Return the numbers to show of the problem; see `Summarized`."""
         gpus = self.topology.gpus
         return {
             "tables": str(len(self.profile)),
@@ -169,7 +170,7 @@ class Problem(Summarized):
         }
 
     def gpus_of(self, table: str) -> tuple[int, ...]:
-        """Return the numbers of GPUs that may serve a table, by its pins and its group's."""
+        """Return the numbers of GPUs that may serve a table under its and its group's pins."""
         names = self.constraints.group_of(table) or (table,)
         pins = [self.constraints.rule_of(name).devices for name in names]
         return tuple(
@@ -182,9 +183,9 @@ class Problem(Summarized):
     def of_plan(
         cls, plan: Plan, profile: Profile, constraints: Constraints | None = None
     ) -> "Problem":
-        """Make the problem that a plan solves, from its file and the profile beside it.
+        """Return the problem that a plan solves, given the plan and its profile.
 
-        `reserve` of the constraints is left out: the plan's machine is without that memory.
+        The constraints' `reserve` is ignored: the plan's topology does not have that memory.
         """
         rules = replace(constraints or Constraints(), reserve=())
         how: Any = plan.pipeline, plan.dense, plan.widths, plan.growing, plan.exchange_dtype
@@ -192,25 +193,24 @@ class Problem(Summarized):
 
     @property
     def fields_of_plans(self) -> dict[str, Any]:
-        """What a plan of this problem says of it: fields of `Plan` by name."""
+        """Fields of `Plan` that describe this problem, by name."""
         names = "topology", "batch_size", "pipeline", "dense", "widths", "exchange_dtype"
         own = {name: getattr(self, name) for name in names}
         tables = tuple(one.table for one in self.profile)
         return {"tables": tables, "growing": dict(self.growing), **own}
 
     def in_plan_order(self, plan: Plan) -> "Problem":
-        """Return the problem with accesses over a plan's row order; see `plan.drift`."""
+        """Return the problem with accesses in a plan's row order; see `plan.drift`."""
         profile = in_plan_order(self.profile, plan)
         return self if profile is self.profile else replace(self, profile=profile)
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of all that a placement depends on: tables, accesses, machine, batch, constraints.
+        """Hash of everything that a placement depends on: tables, accesses, topology, batch size, …
 
-        Names of sources and other words for people do not enter. What is as usual does not
-        either: no constraints, no dense part, no table that grows, an exchange in float32, and a
-        pipeline that looks ahead. With constraints, two ways to ask the same of every table are
-        the same.
+        It leaves out words for people, such as names of sources. It also leaves out defaults: no
+        constraints, no dense part, no growing tables, exchange in float32, pipeline with
+        look-ahead. Constraints that mean the same for every table have the same hash.
         """
         facts: dict[str, Any] = {
             "tables": [asdict(profile.table) for profile in self.profile],
@@ -220,7 +220,7 @@ class Problem(Summarized):
             "batch_size": self.batch_size,
         }
         for gpu in facts["gpus"] if self.dense is None else ():
-            del gpu["chip"]  # It decides only about dense layers.
+            del gpu["chip"]  # It matters only for dense layers.
         for host in facts["hosts"]:
             if host["drive"] is None:
                 del host["drive"]

@@ -1,4 +1,4 @@
-"""Files of others, read within limits: of size, depth, numbers and kinds of files."""
+"""Read untrusted files within limits of size, depth, numbers and kinds of files."""
 
 import errno
 import json
@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import Any
 
 MOST_JSON_BYTES = 256 << 20
-"""Longest JSON: a plan of 100,000 tables and 100,000 shards takes 60 MB."""
+"""Largest JSON file. A plan of 100,000 tables and 100,000 shards takes 60 MB."""
 MOST_VALUES = 8_000_000
-"""Most values of a JSON file; each takes some 100 bytes of memory."""
+"""Most values of a JSON file. Each takes about 100 bytes of memory."""
 MOST_DIGITS = 40
-"""Longest whole number. All of placer's fit into 64 bits, but what is written may not."""
+"""Most digits of an integer. Placer's integers fit into 64 bits, but a file's may not."""
 
 
 class LimitError(ValueError):
-    """A file that is not read, because of a limit or because it is damaged."""
+    """A file exceeds a limit or is damaged, and is not read."""
 
 
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
-    """Return a regular file, open for reading."""
-    # A pipe that nobody writes would never be opened else.
+    """Open a regular file for reading. Raises OSError for anything else."""
+    # Without O_NONBLOCK, opening a pipe without a writer would wait forever.
     file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -33,7 +33,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def read_limited(path: Path, most_bytes: int) -> bytes:
-    """Return all of a regular file."""
+    """Return the content of a regular file. Raises LimitError if it is too large."""
     with open_file(path) as file:
         content = file.read(most_bytes + 1)
         size = os.fstat(file.fileno()).st_size
@@ -47,8 +47,8 @@ def read_limited(path: Path, most_bytes: int) -> bytes:
 def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     """Return the value of a JSON file.
 
-    Raises OSError if it cannot be opened, and LimitError if it is no JSON, too large or too deep,
-    has a key twice, or a number that is none of placer's.
+    Raises OSError if the file cannot be opened. Raises LimitError if it is not JSON, too large or
+    nested too deeply, or has a duplicate key or a number that is not finite or too long.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -62,7 +62,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return the value of the bytes of a JSON file; see `read_json`.
+    """Return the value of a JSON file's bytes; see `read_json`.
 
     >>> parse_json(b'{"a": 1}')
     {'a': 1}

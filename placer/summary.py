@@ -1,11 +1,11 @@
-"""How values show themselves: one line in a shell and in logs, a small table in notebooks."""
+"""Show a value briefly: in one line in a shell and in logs, as a small table in notebooks."""
 
 import html
 from abc import ABC, abstractmethod
 
 
 class Summarized(ABC):
-    """A value that is too large to print whole, so that it prints a few facts.
+    """Base class of large values, which show only a few facts when printed.
 
     >>> class Box(Summarized):
     ...     def summary(self) -> dict[str, str]:
@@ -18,14 +18,14 @@ class Summarized(ABC):
 
     @abstractmethod
     def summary(self) -> dict[str, str]:
-        """Return the facts to show, in words for people, by their names."""
+        """Return the facts to show, as texts by name."""
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name}: {value}" for name, value in self.summary().items())
         return f"{type(self).__name__}({facts})"
 
     def _repr_html_(self) -> str:
-        """Return a table of the facts; notebooks call this."""
+        """Return an HTML table of the facts. Notebooks call this."""
         rows = "".join(
             f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
             f"<td style='text-align:left'>{html.escape(value)}</td></tr>"

@@ -11,17 +11,17 @@ Pooling = Literal["sum", "mean", "max", "none"]
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam"]
 DType = Literal["float32", "float16", "bfloat16"]
 ColdDType = Literal["float32", "float16", "bfloat16", "int8"]
-"""Types of cold rows; ``int8`` rows have a float32 scale and offset each."""
+"""Types of cold rows. Each ``int8`` row has a float32 scale and offset."""
 Count = Annotated[int, Interval(ge=0, lt=1 << 63)]
-"""A number of bytes or rows, as files have it."""
+"""A number of bytes or rows in a file."""
 
 DTYPE_BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 COLD_DTYPES: tuple[ColdDType, ...] = get_args(ColdDType)
 INT8_SCALE_BYTES = 8
-"""Of a row of int8: its scale and offset, as FBGEMM's row-wise tables have them."""
+"""Bytes of an int8 row's scale and offset, as in FBGEMM's row-wise tables."""
 MOST_ROWS = 1 << 48
 MOST_DIM = 1 << 20
-"""Largest tables: bytes and products of a row's place stay within 64 bits, and float64."""
+"""Limits of tables, so that bytes and places of rows fit into 64 bits and float64."""
 OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
 OPTIMIZER_STATE: dict[OptimizerName, tuple[str, ...]] = {
     "sgd": (),
@@ -29,9 +29,9 @@ OPTIMIZER_STATE: dict[OptimizerName, tuple[str, ...]] = {
     "rowwise_adagrad": ("sum",),
     "adam": ("exp_avg", "exp_avg_sq"),
 }
-"""Names of an optimizer's state, as torch's own optimizers call it.
+"""Names of each optimizer's state, as in torch's optimizers.
 
-Where there are two, they stand side by side in a row of state, each as wide as the weights.
+If there are two, they are side by side in a row of state, each as wide as the weights.
 """
 
 
@@ -67,7 +67,7 @@ class Feature:
 
     @property
     def lookups_per_sample(self) -> float:
-        """Mean lookups per sample, empty bags included."""
+        """Mean number of lookups per sample, including empty bags."""
         return self.pooling_factor * self.coverage
 
 
@@ -113,11 +113,11 @@ class Table:
 
     @property
     def lookups_per_sample(self) -> float:
-        """Mean lookups per sample over all the features that read the table."""
+        """Mean number of lookups per sample, over all features that read the table."""
         return sum(feature.lookups_per_sample for feature in self.features)
 
     def weight_bytes_per_row(self, width: int | None = None, dtype: ColdDType | None = None) -> int:
-        """Return bytes of weights of one row of a shard `width` columns wide (all by default).
+        """Return the bytes of weights of one row of a shard with `width` columns, by default all.
 
         `dtype` is the type of the shard's rows, by default the table's.
         """
@@ -127,20 +127,20 @@ class Table:
         return columns * (self.element_bytes if dtype is None else DTYPE_BYTES[dtype])
 
     def state_bytes_per_row(self, width: int | None = None) -> int:
-        """Return bytes of optimizer state of one row of a shard `width` columns wide.
+        """Return the bytes of optimizer state of one row of a shard with `width` columns.
 
-        State is float32 whatever the weights are. Row-wise Adagrad keeps one scalar a
-        row, and each column shard keeps its own copy of it; Adam keeps two numbers a weight.
+        State is always float32. Row-wise Adagrad has one number per row, and each column slice has
+        its own copy of it. Adam has two numbers per weight.
         """
         columns = self.dim if width is None else width
         sizes = {"sgd": 0, "adagrad": 4 * columns, "rowwise_adagrad": 4, "adam": 8 * columns}
         return sizes[self.optimizer]
 
     def bytes_per_row(self, width: int | None = None, dtype: ColdDType | None = None) -> int:
-        """Return bytes of weights and optimizer state of one row."""
+        """Return the bytes of weights and optimizer state of one row."""
         return self.weight_bytes_per_row(width, dtype) + self.state_bytes_per_row(width)
 
     @property
     def total_bytes(self) -> int:
-        """Weights and optimizer state of the whole table, in bytes."""
+        """Bytes of weights and optimizer state of the whole table."""
         return self.rows * self.bytes_per_row()

@@ -1,13 +1,13 @@
-"""Files of PyTorch, read as values: nothing of them is looked up, called or run.
+"""Read files of PyTorch safely: nothing in a file is imported, called or run.
 
 A pickle is a program for a stack machine (https://docs.python.org/3/library/pickletools.html).
-Python's unpickler looks up what the program names, calls it, and sets attributes of the result;
-a list of admitted classes does not stop the last of these. Here a name stays a name: what a
-program calls or builds becomes a `Made`, a record of the name, the arguments and the state, and
-who reads the file compares these with the one form that it expects.
+Python's unpickler imports the names in the program, calls them, and sets attributes of the results.
+A list of admitted classes does not prevent setting attributes. Here names stay names: a call
+becomes a `Made`, a record of the name, the arguments and the state. Callers compare it with the one
+form that they expect.
 
-`torch.save` writes, since PyTorch 1.6, a zip file of uncompressed members: ``data.pkl``, a pickle
-that says what there is, and ``data/<key>``, the bytes of each storage.
+Since PyTorch 1.6, `torch.save` writes a zip file of uncompressed members: ``data.pkl``, a pickle
+that describes the content, and ``data/<key>``, the bytes of each storage.
 """
 
 import io
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_BYTES = 64 << 20
-"""Longest pickle that is read: a checkpoint's metadata takes some 100 bytes a block of 16 MiB."""
+"""Largest pickle that is read. A checkpoint's metadata has about 100 bytes per 16 MiB block."""
 MOST_VALUES = 4 << 20
-"""Most texts, containers and records of one pickle; each takes some 100 bytes of memory."""
+"""Most texts, containers and records of a pickle. Each takes about 100 bytes of memory."""
 MOST_STACKED = 1 << 17
-"""Deepest stack. Python's own pickler hands over at most 1,000 items at a time."""
+"""Deepest stack. Python's pickler stacks at most 1,000 items at a time."""
 MOST_DIMENSIONS = 64
 _MOST_MEMBERS = 10_000
 _READ_BYTES = 1 << 24
 _END, _END_BYTES = b"PK\x05\x06", 22
-"""What a zip file without a comment ends with."""
+"""Signature and size of the record that ends a zip file without a comment."""
 
 ELEMENT_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
 }  # fmt: skip
-"""Types of tensors that are read, as attributes of `torch`, and the bytes of an element."""
+"""Bytes of an element, by dtype of `torch`, for all dtypes that are read."""
 
 _STORAGES = {
     "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16",
@@ -47,16 +47,16 @@ _STORAGES = {
 
 
 class PickleError(ValueError):
-    """A pickle that is damaged, too large, or wants what its reader does not admit."""
+    """A pickle is damaged, too large, or has names that are not admitted."""
 
 
 class NotAdmittedError(PickleError):
-    """A pickle that names a class or a function that does not belong there."""
+    """A pickle names a class or function that is not admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Global:
-    """The name of a class or a function, which is not looked up."""
+    """The name of a class or function. It is not imported."""
 
     module: str
     name: str
@@ -67,24 +67,24 @@ class Global:
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """What a class or a function would have made."""
+    """A record of a call in the pickle, which was not made."""
 
     of: Global
     arguments: tuple[Any, ...]
-    state: Any = None  # What would have been set on it afterwards, if anything.
+    state: Any = None  # The state that the pickle sets on the result.
     has_state: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Pairs:
-    """A dictionary: keys and values as they came, which nothing has hashed or compared."""
+    """A dictionary as pairs of keys and values. The keys are not hashed or compared."""
 
     items: list[tuple[Any, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Something outside of the pickle, by what it is called there."""
+    """A reference to something outside of the pickle, such as a storage."""
 
     name: Any
 
@@ -93,9 +93,9 @@ _MARK = object()
 
 
 def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
-    """Return the value of a pickle of protocol 2 to 5, made of plain values and the records above.
+    """Return the value of a pickle of protocol 2 to 5, as plain values and the records above.
 
-    `admits` says which names may occur in it. Time and memory grow with the length of the content.
+    `admits` says which names may occur. Time and memory grow with the length of the content.
 
     >>> import pickle
     >>> read_pickle(pickle.dumps((1, ["a"])), admits=lambda name: False)
@@ -110,12 +110,12 @@ def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
         return _Machine(admits).run(content)
     except PickleError:
         raise
-    except ValueError as error:  # Of `pickletools`, which decodes opcodes and their arguments.
+    except ValueError as error:  # `pickletools`, which decodes opcodes, raises it.
         raise PickleError(f"it is cut short or damaged: {error}") from error
 
 
 class _Machine:
-    """The stack and the memo."""
+    """The pickle's stack machine, with its stack and memo."""
 
     def __init__(self, admits: Callable[[Global], bool]) -> None:
         self._admits = admits
@@ -124,7 +124,7 @@ class _Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, content: bytes) -> Any:
-        """Run a program to its end, and return the value that it leaves."""
+        """Run a pickle to its end, and return the value that it leaves on the stack."""
         for opcode, argument, _ in pickletools.genops(content):
             operation = _OPERATIONS.get(opcode.name)
             if operation is None:
@@ -240,7 +240,7 @@ _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "BUILD": _Machine._build,
     "BINPERSID": lambda machine, _: machine._push(Reference(machine._pop())),
 }
-"""All opcodes that metadata and tensors are written with, by their names in `pickletools`."""
+"""Opcodes that metadata and tensors are written with, by their names in `pickletools`."""
 
 _REBUILD = Global("torch._utils", "_rebuild_tensor_v2")
 _PARAMETER = Global("torch._utils", "_rebuild_parameter")
@@ -250,21 +250,20 @@ _DAMAGE = OSError, EOFError, zipfile.BadZipFile, ValueError, RuntimeError, KeyEr
 
 
 class TensorFileError(ValueError):
-    """A file that holds no tensors, or is damaged."""
+    """A file has no tensors, or is damaged."""
 
 
 class OtherContentError(TensorFileError):
-    """A file of `torch.save` that holds more than tensors, or something else."""
+    """A file of `torch.save` has something else than tensors."""
 
 
 def read_tensors(file: BinaryIO) -> Any:
-    """Return what a file holds: a tensor, or tuples and lists of tensors.
+    """Return the content of a file of `torch.save`: a tensor, or tuples and lists of tensors.
 
-    Members are read as they are in the file, and one that is compressed is refused: so memory
-    is at most the file's size for each tensor of a storage.
+    Compressed members are refused, so no storage takes more memory than the file's size.
 
-    Raises TensorFileError if it is cut short or damaged, or holds anything but tensors of
-    `ELEMENT_BYTES`.
+    Raises TensorFileError if the file is cut short or damaged, or has something other than tensors
+    with a dtype in `ELEMENT_BYTES`.
 
     >>> import io, torch
     >>> file = io.BytesIO()
@@ -286,13 +285,13 @@ def read_tensors(file: BinaryIO) -> Any:
 
 
 class _Archive:
-    """The zip file, and the storages that were read from it."""
+    """A zip file, and the storages that were read from it."""
 
     def __init__(self, archive: zipfile.ZipFile, size_bytes: int, ends: bool) -> None:
         self._archive = archive
         self._storages: dict[tuple[str, str], Tensor] = {}
         members = archive.infolist()
-        # zipfile passes over what stands before an archive, such as another one, and behind it.
+        # zipfile ignores bytes before and after an archive, such as another archive.
         if not members or min(one.header_offset for one in members) or not ends:
             raise TensorFileError("something stands before its archive, or behind it")
         if sum(one.file_size for one in members) > size_bytes:

@@ -1,4 +1,4 @@
-"""Numbers, bytes, seconds and prices as people write them: ``8GiB``, ``24 GB``, ``5min``."""
+"""Parse and format bytes, seconds, shares and prices: ``8GiB``, ``24 GB``, ``5min``."""
 
 import math
 import re
@@ -14,7 +14,7 @@ _UNITS = {
 }  # fmt: skip
 _MOST_BYTES = 1 << 63
 _LEAST_WITHOUT_UNIT = 1 << 20
-"""Nobody means fewer bytes than that of a memory by a number alone."""
+"""A smaller number without a unit is refused: it is surely not meant in bytes."""
 _LEAST_PERCENT = 0.001
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
 
@@ -47,21 +47,21 @@ def parse_bytes(text: str | int | float) -> int:
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Show so many significant digits, without an exponent; all that are before the point.
+    """Format a number with this many significant digits, without an exponent.
 
     >>> significant(0.000123456), significant(1234.5), significant(999.96)
     ('0.000123', '1,234', '1,000')
     """
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    # Of the number as it is rounded: 0.9996 has the digits of 1.
+    # Take the exponent after rounding: 0.9996 rounds to 1.
     exponent = int(f"{value:.{digits - 1}e}".rpartition("e")[2])
     text = f"{value:,.{max(0, digits - 1 - exponent)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def counted(count: int, noun: str, nouns: str = "") -> str:
-    """Show a count and what it is of, one or several.
+    """Format a count with a noun, singular or plural.
 
     >>> counted(1, "table"), counted(1200, "table"), counted(2, "batch", "batches")
     ('1 table', '1,200 tables', '2 batches')
@@ -70,7 +70,7 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
 
 
 def listed(names: Sequence[str], most: int = 40, between: str = ", ") -> str:
-    """Show names for a message, which is to be read: of very many, the first ones.
+    """Join names for a message. If there are more than `most`, give only the first ones.
 
     >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
     ('a, b, c', 'a, b and 1 more')
@@ -80,29 +80,29 @@ def listed(names: Sequence[str], most: int = 40, between: str = ", ") -> str:
 
 
 def format_share(value: float) -> str:
-    """Show a share of 1 as a percentage.
+    """Format a share of 1 as a percentage.
 
     >>> format_share(0.1234), format_share(12.3), format_share(0.9999), format_share(6e-16)
     ('12.3%', '1,230%', '>99.9%', '<0.001%')
     """
     percent = 100 * value
-    # What is less is rounding, or as good as nothing.
+    # Smaller shares are rounding errors, or negligible.
     if 0 < abs(percent) < _LEAST_PERCENT:
         return f"<{_LEAST_PERCENT}%" if percent > 0 else "0%"
-    # A share just below 1 must not read as all of it.
+    # A share just below 1 must not look like 1.
     return ">99.9%" if 99.95 <= percent < 100 else f"{significant(percent)}%"
 
 
 def format_bytes(count: float) -> str:
-    """Show a size in binary units.
+    """Format a size in binary units.
 
     >>> format_bytes(1536)
     '1.5 KiB'
     """
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1023.5:  # What rounds to 1024 is one of the next unit.
-            # Up to 1023 of a unit: no thousands to separate.
+        if abs(size) < 1023.5:  # 1023.5 rounds to one of the next unit.
+            # Below 1024 of a unit, write no thousands separator.
             return f"{size:.0f} {unit}" if unit == "B" else f"{_plain(size)} {unit}"
         size /= 1024
     return f"{significant(size, 4)} TiB"
@@ -129,7 +129,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Show a duration.
+    """Format a duration.
 
     >>> format_seconds(0.00123)
     '1.23 ms'
@@ -139,13 +139,13 @@ def format_seconds(seconds: float) -> str:
     if abs(seconds) >= 999.5:
         return f"{seconds:,.0f} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if abs(seconds) >= 0.9995 * scale:  # What rounds to 1000 is one of this unit.
+        if abs(seconds) >= 0.9995 * scale:  # 999.5 of a unit rounds to one of the next.
             return f"{_plain(seconds / scale)} {unit}"
     return f"{significant(seconds / 1e-9)} ns"
 
 
 def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
-    """Parse prices per hour of machines, or of GPUs, from ``8xh100=98,8xa100-40=32``.
+    """Parse hourly prices of machines or GPUs from ``8xh100=98,8xa100-40=32``.
 
     >>> parse_prices("8xh100=98, 1xt4=0.5", ["8xh100", "1xt4"])
     {'8xh100': 98.0, '1xt4': 0.5}

@@ -1,4 +1,4 @@
-"""Search for a placement. One strategy per file."""
+"""Solvers: searches for a placement. One strategy per file."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ _exported, __all__ = lazy_exports(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """See `lazy_exports`; `PlacerPlanner` needs torchrec."""
+    """Import an exported name at its first use; `PlacerPlanner` needs torchrec."""
     try:
         return _exported(name)
     except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.

@@ -1,8 +1,8 @@
-"""Plans that are kept, and a solver that looks for one before it searches and keeps what it finds.
+"""A cache of plans on disk, and a solver that takes plans from it and saves new ones.
 
-A kept plan is one file in a folder of bounded size, so that it is there whole or not at all: a line
-with the SHA-256 of the rest, a line of JSON, and the hot ids as safetensors. Nothing in it is ever
-run.
+Each plan is one file in a folder of bounded size, so a plan is there whole or not at all. The file
+has a line with the SHA-256 of the rest, a line of JSON, and the hot ids as safetensors. It contains
+no code.
 """
 
 import contextlib
@@ -35,18 +35,18 @@ from placer.read_files import MOST_JSON_BYTES, LimitError, parse_json, read_limi
 from solvers.result import Limit, Limits, Solver, SolveResult, Termination
 
 FOLDER_VARIABLE = "PLACER_CACHE"
-"""The variable that names another folder than the user's own for caches."""
+"""The environment variable that names another folder for caches than the user's default."""
 
 MOST_BYTES = 512 << 20
-"""Of all plans together: some 2,000 plans of 400 tables that list no hot ids."""
+"""Default limit of all plans together: about 2,000 plans of 400 tables without lists of hot ids."""
 
 _NAMES = "[0-9a-f]" * 64 + ".plan"
 
 
 def default_folder() -> Path:
-    """Return ``plans`` in `FOLDER_VARIABLE`, or else in ``placer`` of the user's folder for caches.
+    """Return the folder of plans: in `FOLDER_VARIABLE`, or ``placer`` in the user's cache folder.
 
-    That is ``$XDG_CACHE_HOME``, or ``~/.cache``, as the XDG Base Directory Specification has it.
+    The latter is ``$XDG_CACHE_HOME`` or ``~/.cache``, by the XDG Base Directory Specification.
     """
     named = os.environ.get(FOLDER_VARIABLE)
     if named:
@@ -61,7 +61,7 @@ def default_folder() -> Path:
 
 
 class CacheSize(NamedTuple):
-    """Plans in a cache, and the bytes of their files."""
+    """The number of plans in a cache, and the bytes of their files."""
 
     plans: int
     bytes: int
@@ -69,11 +69,10 @@ class CacheSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanCache:
-    """Plans on disk, by the hash of what they answer.
+    """A folder of plans on disk, each under the hash of its search.
 
-    Processes may share one: files appear whole, and are removed whole.
-
-    Beyond `most_bytes` of all files, those that were used longest ago are removed.
+    Processes may share a folder, because files appear and disappear whole. If all files together
+    exceed `most_bytes`, the least recently used files are removed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +88,7 @@ class PlanCache:
         object.__setattr__(self, "folder", Path(self.folder))
 
     def load(self, key: str) -> bytes | None:
-        """Read what was saved under a key, or None; a `PlacerError` says what is in the way."""
+        """Return the content saved under a key, or None; raise PlacerError if it is unreadable."""
         path = self.path(key)
         try:
             content = read_limited(path, min(self.most_bytes, MOST_JSON_BYTES))
@@ -97,12 +96,12 @@ class PlanCache:
             return None
         except (OSError, LimitError) as error:
             raise PlacerError(f"it cannot be read: {error}") from error
-        with contextlib.suppress(OSError):  # A folder that others own is read all the same.
+        with contextlib.suppress(OSError):  # The folder may be read-only.
             os.utime(path)
         return content
 
     def save(self, key: str, content: bytes) -> None:
-        """Write a plan's file, atomically, and remove others where all are too large together.
+        """Write a plan's file, atomically, and remove old files if all are too large together.
 
         Raises a `PlacerError` if it cannot be written, or is too large by itself.
         """
@@ -118,7 +117,7 @@ class PlanCache:
             too_many -= size
 
     def path(self, key: str) -> Path:
-        """Return where the plan with a key is kept."""
+        """Return the path of the plan with a key."""
         return self.folder / f"{key}.plan"
 
     def size(self) -> CacheSize:
@@ -127,14 +126,14 @@ class PlanCache:
         return CacheSize(len(files), sum(size for _, size, _ in files))
 
     def clear(self) -> CacheSize:
-        """Remove all plans; return how much was there."""
+        """Remove all plans; return their number and bytes."""
         before = self.size()
         for _, _, path in self._files():
             _remove(path)
         return before
 
     def _files(self) -> list[tuple[int, int, Path]]:
-        """List when each plan was last used, its bytes and its path; the oldest first."""
+        """List each plan's time of last use, bytes and path, least recently used first."""
         found = []
         for path in self.folder.glob(_NAMES):
             with contextlib.suppress(OSError):  # Another process has removed it.
@@ -151,25 +150,25 @@ def _remove(path: Path) -> None:
 MAGIC = "placer-cached-plan-4"
 
 PACKAGES = ("placer", "cost_models", "solvers")
-"""Those whose source decides what is found; nothing else is known well enough to be kept."""
+"""The packages whose source is part of a key. Solvers and models of others are not cached."""
 
 _LIBRARIES = ("ortools", "numpy", "numba")
 
 _EXACT = 1e-6
-"""Share by which sums of floats may differ from one processor to another."""
+"""Relative difference that sums of floats may have between processors."""
 
 
 class CachedSolver:
-    """A solver whose plans are kept: the same search has the same answer at once.
+    """A solver with a cache: a repeated search returns the saved plan at once.
 
-    A plan is taken for the same time limit or a shorter one, and for any if it is proven to be
-    within the gap. Its step time is computed, and a bound that it cannot have is not believed.
-    Kept is what has a plan and was not stopped by hand. Files that are damaged, altered or of
-    something else are left out with a note, and written again; where nothing can be written, the
-    search goes on without.
+    A saved plan is used if the time limit is the same or shorter, or if the plan is proven to be
+    within the gap. Its step time is computed again, and its bound must not exceed the step time.
+    A result is saved if it has a plan and the user did not stop the search. Damaged, altered and
+    wrong files are ignored with a note, and written again. If nothing can be written, the search
+    runs without the cache.
 
-    Solvers that are not placer's own search each time. The cache is by default that of the user;
-    `note` takes what a person may want to know, in one line.
+    Only placer's own solvers and cost models are cached. By default, the cache is the user's.
+    `note` is called with messages of one line for people.
 
     Examples
     --------
@@ -197,7 +196,7 @@ class CachedSolver:
         self._solver, self._cache, self._note = solver, cache, note
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Return the kept result, or search and keep the new one. See `Solver.solve`."""
+        """Return the saved result, or search and save the new one. See `Solver.solve`."""
         search = problem, cost_model, limits
         key = key_of(problem, cost_model, self._solver, limits)
         try:
@@ -219,7 +218,7 @@ class CachedSolver:
             self._note(f"the plan is that of {made}, {where}")
             return kept
         result = self._solver.solve(*search)
-        # Who edits the source while it searches has a plan of neither version.
+        # If the source was edited during the search, the plan belongs to neither version.
         keep = result.plan is not None and result.termination.limit != "stop"
         if keep and key_of(problem, cost_model, self._solver, limits) == key:
             try:
@@ -230,7 +229,7 @@ class CachedSolver:
 
 
 def content_of(result: SolveResult, key: str, limits: Limits) -> bytes:
-    """Write the result of a search, which has a plan, as the content of a file."""
+    """Return the content of the file for a result with a plan."""
     assert result.plan is not None, "only plans are kept"
     document = {
         "key": key,
@@ -248,14 +247,14 @@ def content_of(result: SolveResult, key: str, limits: Limits) -> bytes:
 def kept_result(
     content: bytes, key: str, problem: Problem, cost_model: CostModel, limits: Limits
 ) -> SolveResult | None:
-    """Read the result of a search from a file's content; None if it needs more time.
+    """Return the result in a file's content; None if these limits allow a longer search.
 
-    Others may have written the file. What can be computed is computed: names, sizes and the
-    machine are those of the problem, the plan is verified, and its step time is the cost model's.
-    A bound is believed up to the step time.
+    Anybody may have written the file, so trust little of it. Names, sizes and the machine are those
+    of the problem. The plan is verified, and its step time is computed by the cost model. The bound
+    is trusted up to the step time.
 
-    Raises a `PlacerError` if it is another file, cut short or altered, or was made for another key;
-    if its plan breaks a rule, or has another step time or a bound than it can have.
+    Raises a `PlacerError` if the file is of another kind, cut short, altered or for another key, or
+    if the plan breaks a rule, or its step time or bound is impossible.
     """
     first, _, body = content.partition(b"\n")
     magic, *hashes = first.decode("ascii", "replace").split(" ")
@@ -300,15 +299,15 @@ def kept_result(
 
 
 def _plain(value: Any) -> Any:
-    """Turn what a solver counts into a value of JSON."""
+    """Turn a value of a solver's stats into a value of JSON."""
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def key_of(problem: Problem, cost_model: CostModel, solver: Solver, limits: Limits) -> str | None:
-    """Hash a search, as 64 hexadecimal digits; return None for models and solvers of a user's own.
+    """Return a search's key: a hash of 64 hexadecimal digits; None for a user's model or solver.
 
-    What enters stands in the code below. The source of `PACKAGES` enters by its content: a change
-    of one line makes other keys. The time limit does not; see `CachedSolver`.
+    The code below lists what is hashed. It includes the source of `PACKAGES`, so a change of one
+    line changes all keys. It does not include the time limit; see `CachedSolver`.
 
     Examples
     --------
@@ -339,7 +338,7 @@ def key_of(problem: Problem, cost_model: CostModel, solver: Solver, limits: Limi
 
 
 def source_sha256(packages: tuple[str, ...] = PACKAGES) -> str:
-    """Hash of all modules of packages, by their names and contents."""
+    """Return a hash of the names and contents of all modules of some packages."""
     digest = hashlib.sha256()
     for package in packages:
         root = Path(str(importlib.import_module(package).__file__)).parent
@@ -351,7 +350,7 @@ def source_sha256(packages: tuple[str, ...] = PACKAGES) -> str:
 
 
 def _is_ours(one: object) -> bool:
-    """Return true if the source of a value's class is part of `source_sha256`."""
+    """Return whether the source of a value's class is part of `source_sha256`."""
     return type(one).__module__.partition(".")[0] in PACKAGES
 
 

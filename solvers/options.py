@@ -1,4 +1,4 @@
-"""Options of commands that search or measure; `placer.knobs` says how fields become options."""
+"""Options of commands that search or measure; `placer.knobs` turns fields into options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ RULES = option(
 
 
 class SolverName(Choice):
-    """The name of a solver; a message about one that is gone says what to use."""
+    """The name of a solver. For a removed solver, the message names the one to use."""
 
     def __init__(self) -> None:
         super().__init__(list(SOLVERS))
@@ -80,7 +80,7 @@ MODEL_LIST = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS, severa
 
 
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """Return prices by name, of what `--price` says; see `parse_prices`."""
+    """Parse `--price` into prices by name; see `parse_prices`."""
     try:
         return parse_prices(text or "", names)
     except ValueError as error:
@@ -88,7 +88,7 @@ def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
 
 
 def names_in(text: str) -> tuple[Any, ...]:
-    """Return the names between commas, each once."""
+    """Return the names in a comma-separated list, without repetitions."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
@@ -104,7 +104,7 @@ _A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KI
 
 @dataclass(frozen=True, slots=True)
 class ProblemOptions:
-    """What is to be placed, and where."""
+    """Options of a problem: the tables to place, and the machine."""
 
     HEADING: ClassVar[str] = "Problem"
 
@@ -143,7 +143,7 @@ class ProblemOptions:
     )
 
     def profile(self) -> placer.Profile:
-        """Return the profile or workload, with the tables that were asked for."""
+        """Return the profile or workload, with tables changed as the options say."""
         from placer.report import print_stderr, unknown_words
         from placer.workloads import named_workload
 
@@ -161,13 +161,13 @@ class ProblemOptions:
         )
 
     def machines(self) -> list[str]:
-        """Return the names between commas in `topology`, each once."""
+        """Return the machines of the comma-separated `topology`, without repetitions."""
         return list(names_in(self.topology or ""))
 
     def problem_on(
         self, profile: placer.Profile, machine: str, hbm: str | None = None
     ) -> placer.Problem:
-        """Return the problem on one of several machines."""
+        """Return the problem on `machine`, one of `machines()`."""
         return replace(self, topology=machine).problem(profile, hbm)
 
     def problem(
@@ -177,9 +177,9 @@ class ProblemOptions:
         old: placer.Plan | None = None,
         growing: Mapping[str, Growing] | None = None,
     ) -> placer.Problem:
-        """Return the problem of placing a profile's tables within a budget of each GPU.
+        """Return the problem of placing a profile's tables, with `hbm` bytes of each GPU.
 
-        What is not given is as in the old plan, if there is one.
+        Options that are not given are taken from the old plan, if there is one.
         """
         from placer.workloads.dense import dense_part
 
@@ -207,7 +207,7 @@ class ProblemOptions:
 
 @dataclass(frozen=True, slots=True)
 class FollowingOptions(ProblemOptions):
-    """The same of a plan that follows an old one, which says what is not given."""
+    """Options of a problem that follows an old plan, which gives the defaults."""
 
     topology: str | None = option(
         None,
@@ -220,7 +220,7 @@ class FollowingOptions(ProblemOptions):
     def following(
         self, old: placer.Plan, hbm: str | None, other_data: bool = False
     ) -> placer.Problem:
-        """The problem of a plan that follows an old one, of the same tables or of other data."""
+        """Return the problem of a plan that follows `old`; `other_data` allows another log."""
         from placer.plan.origin import with_tables_as_in
 
         profile = with_tables_as_in(old, self.profile(), other_data)
@@ -230,7 +230,7 @@ class FollowingOptions(ProblemOptions):
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long and how well a solver is to search."""
+    """Options of a search: its time, gap, seed and steps."""
 
     HEADING: ClassVar[str] = "Search"
 
@@ -244,7 +244,7 @@ class Effort:
     )
 
     def limits(self, stop: Callable[[], bool] | None = None, began: float | None = None) -> Limits:
-        """Return these as a solver's limits, for a command that began at `began` (monotonic)."""
+        """Return the solver's limits, for a command that began at monotonic time `began`."""
         from solvers.result import Limits
 
         spent_s = 0.0 if began is None else time.monotonic() - began
@@ -254,7 +254,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """What `placer calibrate` measures, and what it makes of it."""
+    """Options of `placer calibrate`."""
 
     HEADING: ClassVar[str] = "Measurement"
 
@@ -275,18 +275,18 @@ class MeasureOptions:
     )
 
     def setting(self) -> Setting:
-        """Return where steps are measured."""
+        """Return the setting in which steps are measured."""
         from placer.measurement import Setting
 
         return Setting(self.backend, self.device, self.ranks, self.threads)
 
     def effort(self) -> dict[str, Any]:
-        """Return how much is measured, as `measure_machine` takes it."""
+        """Return the arguments of `measure_machine` for the time and for old measurements."""
         return {"budget_s": self.budget, "fresh": not self.resume}
 
 
 def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
-    """Return a profile's, workload's or model class's tables, and its count of other parameters."""
+    """Return a profile's, workload's or model class's tables, and its number of other weights."""
     stored = Path(source).exists()
     if ":" in source and not stored:
         from placer.adapters.pytorch.models import tables_of_class
@@ -302,7 +302,7 @@ def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """How long to search on each machine of a fleet, what machines cost, and what is asked."""
+    """Options of a fleet: the search on each machine, the time to train, and prices."""
 
     HEADING: ClassVar[str] = "Fleet"
 
@@ -317,13 +317,13 @@ class FleetOptions:
     )
 
     def limits(self, stop: Callable[[], bool] | None = None) -> Limits:
-        """Return the same as a solver takes it."""
+        """Return the solver's limits."""
         from solvers.result import Limits
 
         return Limits(self.time_limit, max_steps=self.steps, stop=stop)
 
     def prices(self, machines: Sequence[str]) -> dict[str, float]:
-        """Return prices by machine, or by kind of GPU."""
+        """Return dollars an hour, by machine or by kind of GPU."""
         from placer.config_file import SUFFIXES, read_mapping
         from placer.errors import PlacerError
 

@@ -24,14 +24,14 @@ SOLVERS = {
     "beam": "solvers.strategies.beam.Beam",
     "dp": "solvers.strategies.dp.DynamicProgramming",
 }
-"""Each solver's class, by the solver's name; `solver` imports it."""
+"""The path of each solver's class by the solver's name; `solver` imports the class."""
 
 GONE = {"flow": "greedy-cost", "lns": "auto", "local-search": "auto"}
-"""Names of earlier versions, and what to use instead."""
+"""Names of removed solvers, and the solvers to use instead."""
 
 
 def no_solver(name: str) -> str:
-    """Say that no solver has a name, and which one to use.
+    """Return the message that no solver has this name, with the names to use.
 
     >>> no_solver("lns")
     "the solver 'lns' is gone; use auto"
@@ -50,7 +50,7 @@ def solver(name: str) -> "Solver":
     Raises
     ------
     PlacerError
-        If there is none; the message lists the valid names.
+        If no solver has this name; the message lists valid names.
     """
     if name not in SOLVERS:
         raise PlacerError(no_solver(name))
@@ -72,7 +72,7 @@ def solve(
     stop: Callable[[], bool] | None = None,
     cache: "bool | PlanCache" = False,
 ) -> "SolveResult":
-    """Place the tables of a problem: pick a solver and a cost model by name and run them.
+    """Place the tables of a problem with a solver and a cost model, chosen by name.
 
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
@@ -87,17 +87,17 @@ def solve(
     solver : str
         One of `SOLVERS`.
     cost_model : str or CostModel
-        One of `cost_models.COST_MODELS`, or a model of your own.
+        A name that `cost_models.cost_model` accepts, or your own model.
     time_limit_s, gap, seed, threads, max_steps, stop
         See `Limits`.
     cache : bool or PlanCache
-        Whether the same search is answered at once, from the user's cache or from another one;
-        see `solvers.CachedSolver`. Then ``result.stats["from_cache"]`` is true.
+        Whether to take the result of an equal search from the user's cache, or from this cache; see
+        `solvers.CachedSolver`. Then ``result.stats["from_cache"]`` is true.
 
     Returns
     -------
     SolveResult
-        Infeasibility is a result too: `plan` is None and `termination` says what is short.
+        If nothing fits, `plan` is None, and `termination` says what is short.
     """
     from solvers.result import Limits
 

@@ -1,4 +1,4 @@
-"""What a solver is asked and what it answers."""
+"""The interface of solvers: `Solver`, its `Limits` and its `SolveResult`."""
 
 import os
 from collections.abc import Callable
@@ -18,23 +18,23 @@ Reason = Literal["optimal", "feasible", "infeasible", "no_plan"]
 Limit = Literal["time", "steps", "stop"]
 
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""Of a container's control group: processor time that it may use in a time, both in microseconds.
+"""File with a container's quota of processor time and the quota's period, both in microseconds.
 
-From Linux's documentation of control groups, version 2.
+See Linux's documentation of control groups, version 2.
 """
 
 
 class SearchState(NamedTuple):
-    """How far a search is.
+    """The progress of a search.
 
     Attributes
     ----------
     stage : str
-        What the strategy is at.
+        The present stage of the strategy.
     step_time_s : float or None
-        Of the best placement so far.
+        Step time of the best placement so far.
     bound_s : float
-        What is proven that none is faster than.
+        Proven lower limit of the step time.
     """
 
     stage: str
@@ -52,29 +52,29 @@ class Limits:
     Attributes
     ----------
     time_limit_s : float
-        Wall-clock seconds for the whole call; a solver returns the best plan it has.
+        Wall-clock seconds of the whole call. Then the solver returns its best plan.
     gap : float
         Relative gap at which a plan counts as optimal.
     seed : int
-        Of everything random; equal seeds give equal plans where no stage of the search ends by
+        Seed of all random numbers. Equal seeds give equal plans if no stage of the search ends by
         its share of the time limit.
     threads : int
-        That search at once; 0 for one on each core that this process may use.
+        Number of search threads; 0 means one for each core that this process may use.
     max_steps : int or None
-        Steps of local search. With it, and a time limit that is not hit, the same problem has
-        the same plan on any machine.
+        Largest number of steps of local search. If it is given and the time limit is not reached,
+        equal problems have equal plans on all machines.
     stop : callable or None
-        Asked now and then whether to end at once with the best plan so far: how Ctrl-C, or
-        a thread, ends a search.
+        Called regularly; if it returns true, the search ends at once with its best plan. Ctrl-C and
+        other threads end a search in this way.
     on_state : callable or None
-        Called when a stage begins, and when a stage has found a better placement.
+        Called at the start of each stage, and for each better placement.
     spent_s : float
-        Of the time limit, what is spent already, as by reading what is to be placed.
+        Seconds of the time limit that are already spent, such as for reading the profile.
 
     Raises
     ------
     ProblemError
-        If a time limit or a gap is negative or no number.
+        If the time limit or the gap is negative or not a number.
     """
 
     time_limit_s: float = 60.0
@@ -93,12 +93,12 @@ class Limits:
 
     @property
     def thread_count(self) -> int:
-        """Threads that may search at once."""
+        """The number of threads that search at the same time."""
         return self.threads or usable_cores()
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: those it is bound to, or a container's share of them.
+    """Return the number of cores that this process may use, within a container's quota.
 
     >>> usable_cores() >= 1
     True
@@ -109,7 +109,7 @@ def usable_cores() -> int:
     try:
         quota, period = _CPU_QUOTA.read_text().split()
         return max(1, min(cores, round(int(quota) / int(period))))
-    except (OSError, ValueError):  # No control group, or one without a limit ("max").
+    except (OSError, ValueError):  # There is no control group, or it has no limit ("max").
         return cores
 
 
@@ -120,15 +120,15 @@ class Termination:
     Attributes
     ----------
     reason : {"optimal", "feasible", "infeasible", "no_plan"}
-        ``optimal``: the gap to the bound is closed. ``feasible``: a plan without that
-        proof. ``infeasible``: proven that no plan exists. ``no_plan``: none was found, by
-        a strategy that does not prove there is none or before its limit.
+        ``optimal``: the plan is within the gap of the bound. ``feasible``: a plan without this
+        proof. ``infeasible``: proof that no plan exists. ``no_plan``: no plan was found, without a
+        proof that there is none.
     limit : {"time", "steps", "stop", None}
-        The limit that ended the search, if one did.
+        The limit that ended the search, if any.
     detail : str
-        For people.
+        An explanation for people.
     shortages : tuple of Shortage
-        What is missing, and by how many bytes, where there is no plan.
+        The memories that are too small, and by how many bytes, if there is no plan.
     """
 
     reason: Reason
@@ -138,7 +138,7 @@ class Termination:
 
     @property
     def summary(self) -> str:
-        """Reason and limit in words: ``optimal``, ``feasible (time limit)``."""
+        """The reason and the limit in words, such as ``feasible (time limit)``."""
         if self.limit is None:
             return self.reason
         return f"{self.reason} ({'stopped' if self.limit == 'stop' else f'{self.limit} limit'})"
@@ -146,7 +146,7 @@ class Termination:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class SolveResult(Summarized):
-    """A plan, why the search ended, and how far from the best possible the plan can be.
+    """The result of a search: a plan, why the search ended, and a bound of the step time.
 
     >>> result = SolveResult(None, Termination("feasible"), step_time_s=1.25, bound_s=1.0)
     >>> result.gap
@@ -158,12 +158,12 @@ class SolveResult(Summarized):
     ----------
     plan : Plan or None
     step_time_s : float or None
-        The cost model's time of the plan, of `CostModel.evaluate`.
+        The plan's step time by `CostModel.evaluate`.
     bound_s : float or None
-        Proven lower limit of the step time over the search space that
-        `stats["search_space"]` states.
+        Proven lower limit of the step time over the search space described by
+        `stats["search_space"]`.
     stats : dict
-        Seconds, and what the solver counts.
+        Seconds of the search, and counts of the solver.
     """
 
     plan: Plan | None
@@ -180,7 +180,7 @@ class SolveResult(Summarized):
         return max(0.0, self.step_time_s / self.bound_s - 1)
 
     def summary(self) -> dict[str, str]:
-        """See `Summarized`."""
+        """Return the plan, the end, the step time, the bound and the gap in words."""
         shards = "none" if self.plan is None else f"{len(self.plan.shards)} shards"
         facts = {"plan": shards, "ended": self.termination.summary}
         if self.step_time_s is not None:
@@ -194,12 +194,12 @@ class SolveResult(Summarized):
 
 @runtime_checkable
 class Solver(Protocol):
-    """One strategy. Stateless; infeasibility is a result, exceptions mean a broken backend."""
+    """A search strategy without state. If nothing fits, it returns a result and does not raise."""
 
     name: str
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Search for a placement of small step time."""
+        """Return the best placement found within the limits."""
         ...
 
 

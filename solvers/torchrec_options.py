@@ -1,7 +1,7 @@
-"""The sharding options of TorchRec's enumerator as arrays, with load factors of caches.
+"""Turn the sharding options of TorchRec's enumerator into arrays, with load factors of caches.
 
-A candidate is a sharding option, with one load factor where that is free. Importing this needs
-torchrec.
+A candidate is a sharding option, with one load factor if the option leaves it free. Importing this
+needs torchrec.
 """
 
 import copy
@@ -21,15 +21,15 @@ from placer.adapters.torchrec.sharding import even_blocks
 from solvers.search.candidates.groups import Float, Group
 
 Candidates = tuple[Float, Float, list[tuple[TorchRecOption, float | None]]]
-"""Times, bytes and sources of some candidates."""
+"""Times, bytes and sources of candidates: the option and the load factor of each."""
 
 LOAD_FACTORS = np.unique(
     np.round(np.concatenate((np.geomspace(0.0005, 0.1, 20), np.linspace(0.1, 0.99, 40))), 5)
 )
-"""Of caches, where neither the user nor TorchRec's default decides."""
+"""Load factors of caches to try, if the user has not fixed them."""
 
 TIERS = ("hbm", "ddr", "ssd")
-"""TorchRec's tiers of a rank's memory."""
+"""TorchRec's names of the tiers of a rank's memory."""
 
 _KEY_VALUE = "key_value"
 
@@ -46,13 +46,13 @@ def candidates_of(
     Parameters
     ----------
     options : sequence of ShardingOption
-        As an enumerator returns them, estimated.
+        Options of an enumerator, with estimates.
     estimate : callable
         Writes times and bytes into options, such as the enumerator's `populate_estimates`.
     local_ranks : int
-        Ranks of a host.
+        Number of ranks on a host.
     memory : float64, shape (ranks, tiers)
-        Bytes of each rank.
+        Bytes of each rank's memory, by tier.
     """
     tables: dict[str, list[TorchRecOption]] = {option.fqn: [] for option in options}
     for option in options:
@@ -83,9 +83,9 @@ def candidates_of(
 
 
 def has_free_load_factor(option: TorchRecOption) -> bool:
-    """Return whether a cached option may have any load factor.
+    """Return whether the search may choose the load factor of a cached option.
 
-    Without statistics TorchRec counts no misses, and the smallest cache would seem as good.
+    Without statistics, TorchRec counts no misses, so the smallest cache would seem best.
     """
     params = option.cache_params
     return (
@@ -97,16 +97,16 @@ def has_free_load_factor(option: TorchRecOption) -> bool:
 
 
 def with_load_factor(option: TorchRecOption, factor: Any) -> TorchRecOption:
-    """Return a copy of an option with another load factor, not estimated."""
+    """Return a copy of an option with another load factor, without new estimates."""
     changed = copy.deepcopy(option)
     changed.cache_params = replace(changed.cache_params, load_factor=factor)
     return changed
 
 
 def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> list[TorchRecOption]:
-    """Return options but those that are another one by a name of less freedom.
+    """Return options without duplicates that have another name and less freedom.
 
-    On one host, ``table_row_wise`` is ``row_wise``; one column slice is the whole table.
+    On one host, ``table_row_wise`` equals ``row_wise``. One column slice equals the whole table.
     """
     seen: set[tuple[object, ...]] = set()
     kept = []
@@ -129,13 +129,13 @@ def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> lis
 def _with_factors(
     options: list[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
 ) -> dict[int, TorchRecOption]:
-    """Return options with many load factors, by the `id` of those without.
+    """Return estimated copies with many load factors, by the `id` of the given options.
 
-    TorchRec's own estimators answer for all factors at once. A user's estimator that cannot is
-    asked for the one that TorchRec takes.
+    TorchRec's own estimators accept all factors at once. If a user's estimator does not, estimate
+    only TorchRec's default factor.
     """
     many = [_of_shards_of_each_size(option) for option in options]
-    # One option of each sharding type is asked for one factor too.
+    # Estimate one option of each sharding type with one factor as well, to check the array.
     first = {option.sharding_type: at for at, option in reversed([*enumerate(options)])}
     single = {at: with_load_factor(options[at], float(LOAD_FACTORS[-1])) for at in first.values()}
     try:
@@ -146,7 +146,7 @@ def _with_factors(
             for at, one in single.items()
             for own, theirs in zip(_arrays(one, many[at]), _arrays(one, one), strict=True)
         )
-    except Exception:  # Whatever the user's own estimator makes of arrays.
+    except Exception:  # A user's estimator may raise anything for arrays.
         agrees = False
     if not agrees:
         many = [with_load_factor(option, UVM_CACHING_RATIO) for option in options]
@@ -155,7 +155,7 @@ def _with_factors(
 
 
 def _of_shards_of_each_size(option: TorchRecOption) -> TorchRecOption:
-    """Return a copy with many load factors, and one shard of each size: others cost the same."""
+    """Return a copy with many load factors and one shard of each size, as sizes cost the same."""
     changed = copy.copy(option)
     sizes = {tuple(shard.size): shard for shard in reversed(option.shards)}
     changed.shards = [TorchRecShard(size=s.size, offset=s.offset) for s in sizes.values()]
@@ -166,7 +166,7 @@ def _of_shards_of_each_size(option: TorchRecOption) -> TorchRecOption:
 def _units_of(
     option: TorchRecOption, ranks: int, local_ranks: int
 ) -> tuple[int, int, bool, bool] | None:
-    """Span and number of an option's units, and what holds for them; None if they fit nowhere."""
+    """Return the ranks of a unit, the units, and two rules (see `Group`); None if none fit."""
     shards, by = len(option.shards), option.partition_by
     if by == PartitionByType.UNIFORM.value:
         return (ranks, 1, False, False) if shards == ranks else None
@@ -181,7 +181,7 @@ def _units_of(
 
 
 def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Candidates:
-    """Return the candidates of an option: one, or one for each load factor that was estimated."""
+    """Return the candidates of an option: one, or one for each estimated load factor."""
     seconds, tier_bytes = _arrays(option, estimated or option)
     factors: list[float | None] = [None]
     if estimated is not None:
@@ -190,9 +190,9 @@ def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Can
 
 
 def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, Float]:
-    """Return times, (factors, shards), and bytes, (factors, shards, tiers), of an option.
+    """Return an option's times, (factors, shards), and bytes, (factors, shards, tiers).
 
-    They are those of the shards of `estimated` of the same size.
+    Shards take the estimates of the shard of `estimated` with the same size.
     """
     alike = estimated.shards
     if estimated is not option:
@@ -209,10 +209,10 @@ def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, F
 
 
 def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> list[TorchRecOption]:
-    """Return the options that TorchRec 1.8 can train right; all of a table that has no such option.
+    """Return the options that TorchRec 1.8 trains correctly; all options of tables without any.
 
-    Replicas it leaves to the optimizer of the dense layers: unless `replicate`, tables whose
-    optimizer is applied in the backward pass are not replicated.
+    TorchRec leaves replicas to the optimizer of the dense layers. So unless `replicate`, leave out
+    replicas of tables with an optimizer in the backward pass.
     """
     kept = {
         id(option)
@@ -224,16 +224,16 @@ def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> l
 
 
 def is_trained_wrong(option: TorchRecOption) -> bool:
-    """Return whether TorchRec does not train an option, or may not train it right.
+    """Return whether TorchRec cannot train an option, or may train it wrong.
 
-    It reads row 0 for ids beyond a block of uneven row blocks. Its kernels fail on a rank where a
-    block has no rows, unless they serve another table there, which depends on the whole plan.
+    With uneven row blocks, TorchRec reads row 0 for ids beyond a block. Its kernels fail on a rank
+    with an empty block, unless the rank also serves another table, which depends on the whole plan.
     """
     return _is_uneven(option) or any(not shard.size[0] for shard in option.shards)
 
 
 def _is_uneven(option: TorchRecOption) -> bool:
-    """Return whether row blocks are others than those that TorchRec trains."""
+    """Return whether row blocks differ from the even blocks that TorchRec can train."""
     first = option.shards[0].offset[1]
     rows = [shard.size[0] for shard in option.shards if shard.offset[1] == first]
     return rows != [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
@@ -242,9 +242,9 @@ def _is_uneven(option: TorchRecOption) -> bool:
 def with_even_blocks(
     options: Sequence[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
 ) -> list[TorchRecOption]:
-    """Return the options, of which ``row_wise`` ones have even row blocks.
+    """Return the options, with even row blocks in all ``row_wise`` options.
 
-    TorchRec's enumerator makes blocks in proportion to the ranks' memory where that differs.
+    If ranks differ in memory, TorchRec's enumerator makes blocks in proportion to their memory.
     """
     evened = {}
     for option in options:
@@ -261,6 +261,6 @@ def with_even_blocks(
 
 
 def is_replica_of_fused(option: TorchRecOption) -> bool:
-    """Return whether a table is replicated whose optimizer is applied in the backward pass."""
+    """Return whether the option replicates a table with an optimizer in the backward pass."""
     classes = getattr(option.tensor, "_optimizer_classes", None) or [None]
     return option.sharding_type == "data_parallel" and classes[0] is not None

@@ -1,8 +1,8 @@
-"""TorchRec's planner with our search: `solvers.PlacerPlanner`. Importing this needs torchrec.
+"""TorchRec's planner with placer's search: `solvers.PlacerPlanner`. Importing this needs torchrec.
 
-TorchRec's `EmbeddingShardingPlanner` enumerates the options of each table, has proposers choose
-among them and a partitioner give them ranks. Here a search of ours does both for the whole model;
-enumeration, reservations, constraints, statistics, checks and errors stay TorchRec's own.
+TorchRec's `EmbeddingShardingPlanner` enumerates the options of each table. Its proposers choose
+options, and its partitioner assigns ranks. Here, one search does both for the whole model.
+Enumeration, reservations, constraints, statistics, checks and errors remain TorchRec's.
 """
 
 import copy
@@ -47,9 +47,9 @@ from solvers.torchrec_options import (
 
 
 class Planning(Proposer, Partitioner):  # type: ignore[misc]
-    """Our search, as TorchRec's planner wants it: a proposer of one proposal, and a partitioner.
+    """The search as a TorchRec proposer, which makes one proposal, and as a partitioner.
 
-    The proposals of other proposers, which come after it if it `is_first`, go to `partitioner`.
+    `partitioner` places the proposals of other proposers. If `is_first`, they run after this one.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
     ) -> None:
         self.limits = limits
         self.found: Found | None = None
-        self.only_trainable = True  # Whether options are left out that TorchRec trains wrong.
-        self.space: list[TorchRecOption] = []  # What may be chosen.
+        self.only_trainable = True  # Whether to leave out options that TorchRec trains wrong.
+        self.space: list[TorchRecOption] = []  # The options to choose from.
         self._profile, self._partitioner = profile, partitioner
         self._ranks, self._replicate, self._is_first = ranks, replicate, is_first
         self._least: list[TorchRecOption] = []
@@ -80,8 +80,8 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
             space = trainable(even, replicate=self._replicate)
         self.space = [self._with_statistics(option) for option in space]
         self.found, self._is_proposed = None, False
-        # If there is no plan, TorchRec checks by the least memory whether all together is too
-        # little.
+        # If there is no plan, TorchRec checks with the options of least memory whether the memory
+        # is too small.
         least: dict[str, TorchRecOption] = {}
         for option in search_space:
             size = option.total_storage
@@ -94,7 +94,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
             search_space[:] = self._with_usual_factors()
 
     def _with_usual_factors(self) -> list[TorchRecOption]:
-        """Return the space with a load factor for each cache, so that misses are charged."""
+        """Return the search space with a load factor for each cache, so that misses cost time."""
         usual = {
             id(option): with_load_factor(option, UVM_CACHING_RATIO)
             for option in self.space
@@ -105,18 +105,18 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         return [usual.get(id(option), option) for option in self.space]
 
     def propose(self) -> list[TorchRecOption] | None:
-        """Propose the options of each table that take the least memory, once."""
+        """Propose the option of least memory for each table, once."""
         proposal = None if self._is_proposed else self._least
         self._is_proposed = True
         return proposal
 
     def feedback(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: there is no other proposal."""
+        """Do nothing, because there is no other proposal."""
 
     def partition(
         self, proposal: list[TorchRecOption], storage_constraint: Any
     ) -> list[TorchRecOption]:
-        """Search, or place a proposal of others."""
+        """Run the search, or place a proposal of another proposer."""
         if proposal is self._least:
             return self._searched(storage_constraint)
         plan: list[TorchRecOption] = self._partitioner.partition(
@@ -135,7 +135,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         local_ranks = min(int(local), len(devices))
         tables = candidates_of(self.space, self._estimate, len(devices), local_ranks, memory)
         self._require_candidates(tables, int(memory[:, 0].max()))
-        # Those of a tower have to be together.
+        # Tables of one tower must be together.
         towers: dict[str, dict[int, None]] = defaultdict(dict)
         numbers = {name: number for number, name in enumerate(tables)}
         for option in self.space:
@@ -147,7 +147,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         return self._placed(self.found.state)
 
     def _require_candidates(self, tables: dict[str, list[Group]], hbm_bytes: int) -> None:
-        """Raise if some table has no option that fits."""
+        """Raise PlannerError if a table has no option that fits."""
         lines = []
         for name in (name for name, groups in tables.items() if not groups):
             own = [option for option in self.space if option.fqn == name]
@@ -163,7 +163,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
             raise _no_plan("; ".join(lines))
 
     def _placed(self, state: State) -> list[TorchRecOption]:
-        """Return a state as options with ranks, in the order of tables."""
+        """Return the options of a state with ranks, in the order of tables."""
         placed, changed = [], []
         for table in sorted(state.places):
             place, group = state.places[table], state.group(table)
@@ -182,7 +182,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         return placed
 
     def _with_statistics(self, option: TorchRecOption) -> TorchRecOption:
-        """Return a cached option with the profile's statistics, where it has none."""
+        """Return the option; add the profile's statistics to a cached option without any."""
         params = option.cache_params or CacheParams()
         if (
             self._profile is None
@@ -207,42 +207,42 @@ def _no_plan(message: str) -> PlannerError:
 DEFAULT_TIME_LIMIT_S = 20
 
 _PROPOSER = 4
-"""Position of the proposer among the arguments of TorchRec's planner."""
+"""Position of `proposer` in the arguments of TorchRec's planner."""
 
 _OWN_SHARE = 0.6
-"""Share of the time limit by which our search ends where other proposers run after it."""
+"""Share of the time limit for the search if other proposers run after it."""
 
 
 class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     """A drop-in for TorchRec's `EmbeddingShardingPlanner`: ``plan`` and ``collective_plan``.
 
-    It minimizes what TorchRec's planner does, the time of the slowest rank by the estimates of
-    the enumerator, over all options that the enumerator has and TorchRec can train, within
-    the memory that the storage reservation leaves each rank. Load factors of caches with
-    statistics are searched as well.
+    Like TorchRec's planner, it minimizes the time of the slowest rank by the enumerator's
+    estimates. It searches all options of the enumerator that TorchRec can train, within the memory
+    that the storage reservation leaves on each rank. It also chooses the load factors of caches
+    with statistics.
 
     Parameters
     ----------
     *args, **options
-        Those of TorchRec's planner. The search minimizes the time of the slowest rank whatever
-        the performance model is. With another one than `NoopPerfModel`, TorchRec's default
-        proposers run too, and it chooses among all plans. A `proposer` and a `partitioner` run
-        beside the search. `timeout_seconds` is of the search, and of all proposers together; 20
-        by default.
+        Arguments of TorchRec's planner. The search minimizes the time of the slowest rank with any
+        performance model. With a model other than `NoopPerfModel`, TorchRec's default proposers
+        also run, and the performance model chooses among all plans. A `proposer` and a
+        `partitioner` run in addition to the search. `timeout_seconds` limits the search and all
+        proposers together; the default is 20.
     seed, gap, max_steps
-        Of the search: what is random in it, the gap to the bound at which it ends, rounds.
+        Limits of the search: seed of random numbers, gap to the bound, and number of rounds.
     profile : Profile, optional
-        Cache statistics of its tables, known by their names, where the constraints have none.
+        Profile with cache statistics of tables, by name, if the constraints have none.
     replicate : bool
-        Whether tables may be replicated whose optimizer is applied in the backward pass, as
-        TorchRec's planner does. TorchRec leaves such replicas to the optimizer of the dense
-        layers, so a plan that has them comes with a warning.
+        Whether the planner may replicate tables with an optimizer in the backward pass, as
+        TorchRec's planner does. TorchRec leaves such replicas to the optimizer of the dense layers,
+        so such a plan gives a warning.
 
     Attributes
     ----------
     result : SolveResult or None
-        Of the last plan: the plan in our words if there are such, its step time, and a bound
-        over what is searched.
+        The last result: the plan in placer's format, if possible, its step time, and a bound over
+        the search space.
     """
 
     _partitioner: Any
@@ -264,7 +264,7 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         others = self._proposers
         given = options.get("proposer") or any(args[_PROPOSER : _PROPOSER + 1])
         if not given and type(self._perf_model) is NoopPerfModel:
-            others = []  # By the same aim, TorchRec's default ones find nothing better.
+            others = []  # TorchRec's default proposers find nothing better.
         limits = Limits(
             limit_s * (_OWN_SHARE if others else 1.0), gap=gap, seed=seed, max_steps=max_steps
         )
@@ -276,9 +276,9 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         self.result: SolveResult | None = None
 
     def plan(self, module: torch.nn.Module, sharders: list[Any]) -> ShardingPlan:
-        """See TorchRec's planner.
+        """Return a sharding plan. See TorchRec's planner.
 
-        Only where there is no other plan are options used that TorchRec trains wrong, with a
+        If there is no other plan, allow options that TorchRec may train wrong, with a
         warning.
         """
         self._planning.only_trainable = True
@@ -320,7 +320,7 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
 
 
 def _warn(plan: list[Any]) -> None:
-    """Say which tables TorchRec would not train as the user may think."""
+    """Warn of tables that TorchRec may not train as the user expects."""
     wrong = [option.fqn for option in plan if is_trained_wrong(option)]
     if wrong:
         warnings.warn(

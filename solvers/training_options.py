@@ -1,4 +1,4 @@
-"""Options of commands that train; `placer.knobs` says how fields become options."""
+"""Options of commands that train; `placer.knobs` turns fields into options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EVAL_LOGS: Any = option((), "Evaluate on these, not on every tenth batch.", "--e
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What a training run writes, and whether it goes on from an earlier one."""
+    """Options of a training run: the files that it writes, and whether it resumes."""
 
     trace_path: Path | None = option(
         None, "Write a trace of steps: JSON, or .gz.", "--trace", kind=LOCAL_FILE, metavar="FILE"
@@ -45,22 +45,22 @@ class RunOptions:
     )
 
     def check(self) -> None:
-        """Refuse options that lack another one, and let the profiler's library be quiet."""
+        """Raise UsageError if an option lacks another one; silence the profiler's library."""
         if self.trace_steps is not None and self.trace_path is None:
             raise click.UsageError("--trace-steps needs --trace: the file to write to")
         if self.resume and self.checkpoints is None:
             raise click.UsageError("--resume needs --checkpoints: the folder to resume from")
-        # Else it tells on stderr when it starts and stops.
+        # Without this, the library writes to stderr when it starts and stops.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
     @property
     def trace(self) -> TraceRequest | None:
-        """Which steps are traced."""
+        """The request to trace steps; None without a file to write to."""
         path = self.trace_path
         return None if path is None else TraceRequest(path, self.trace_steps or 10)
 
     def arguments(self, speaks: bool) -> dict[str, Any]:
-        """Return the same as `placer.training.train` takes it; one process `speaks` of many."""
+        """Return arguments of `placer.training.train`; only the process that `speaks` prints."""
         from placer.report import print_stderr
         from placer.training.checkpoint import exist
         from placer.training.metrics import metric_logs
@@ -79,7 +79,7 @@ class RunOptions:
 
 @dataclass(frozen=True, slots=True)
 class PilotOptions:
-    """What `placer pilot` trains on, and which types it tries."""
+    """Options of `placer pilot`: its logs, and the types that it tries."""
 
     profile_path: Path = option(..., "Profile of the log.", "--profile", kind=InputPath())
     logs: tuple[str, ...] = TRAIN_LOGS
@@ -93,7 +93,7 @@ class PilotOptions:
     def trained(
         self, lines: TextOptions, config: TrainConfig, on_run: Callable[[int, int], object]
     ) -> list[Candidate]:
-        """Return what `placer.training.pilot.pilot` finds."""
+        """Run `placer.training.pilot.pilot` with these options, and return its result."""
         from placer import Profile
         from placer.plan.origin import open_as_profiled
         from placer.training.pilot import pilot
@@ -114,7 +114,7 @@ class PilotOptions:
 
 
 def train_config(settings: dict[str, Any], batch_size: int) -> TrainConfig:
-    """Return the configuration of `TRAINING`'s options, with a batch size where none is given."""
+    """Return the configuration of `TRAINING`'s options, with a default for the batch size."""
     chosen = {"batch_size": settings["batch_size"] or batch_size}
     compiler = "inductor" if settings["compile"] else None
     return TrainConfig(**{**settings, **chosen, "compile": compiler})

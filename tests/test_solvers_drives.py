@@ -301,3 +301,28 @@ def test_a_plan_is_not_lost_for_one_that_drives_have_no_room_for() -> None:
     topology = sized(topology, {"gpu:0": 163, "gpu:1": 5233})
     problem = Problem(profile, topology, 7, pipeline="serial")
     assert solve(problem, "auto", max_steps=25, threads=1).plan is not None
+
+
+@pytest.mark.parametrize(("skew", "other_skew"), [(1.0, 2.0), (2.0, 8.0)])
+def test_dram_is_full_in_spite_of_other_buffers(skew: float, other_skew: float) -> None:
+    """Rows that leave the drive changed buffers in HBM, by a few rows too many for DRAM.
+
+    Plans then left DRAM empty, and took 9.5 and 9,900 times as long as the bound.
+    """
+    few = Table("c", 1000, 16, "float32", "rowwise_adagrad", (Feature("c", 0.01),))
+    tables = (
+        Table("a", 3_000_000, 32, "float16", "adagrad", (Feature("a", 0.5),)),
+        Table("b", 3_000_000, 8, "bfloat16", "sgd", (Feature("b", 3.0),)),
+    )
+    profiles = [
+        TableProfile(table, AccessCdf.zipf(table.rows, alpha))
+        for table, alpha in zip((*tables, few), (skew, other_skew, 1.0), strict=True)
+    ]
+    topology = Topology.parse("1xh100", hbm="8264656", dram="188769535", ssd="1TiB")
+    host = replace(topology.hosts[0], drive=Drive(1 << 50, 3e7, 1800.0))
+    topology = replace(topology, hosts=(host,))
+    problem = Problem(Profile(tuple(profiles)), topology, 1, widths=("int8", "bfloat16"))
+    result = solve(problem, "greedy-cost", max_steps=25, threads=1)
+    assert result.step_time_s is not None
+    assert result.bound_s is not None
+    assert result.step_time_s < 1.01 * result.bound_s

@@ -1,1 +1,1 @@
-"""The cost model whose constants were measured on a machine: `fit.calibrate` finds them."""
+"""The cost model with constants measured on a machine; `fit.calibrate` fits them."""

@@ -1,11 +1,11 @@
-"""Constants of the step equation from measured steps: non-negative least squares.
+"""Fit constants of the step equation to measured steps by non-negative least squares.
 
-A step time is linear in the constants, so they are the solution of a least squares problem with
-none of them negative (Lawson and Hanson 1974, ch. 23), in which errors count relative to the
-measured time and outliers little (iteratively reweighted with a Cauchy weight; Holland and
-Welsch 1977, doi:10.1080/03610927708827533). Over several GPUs the step waits for the slowest,
-which one it is follows from the constants, and the fit is repeated. Error bars are those of fits
-to resampled workloads (Efron 1979, doi:10.1214/aos/1176344552).
+A step time is linear in the constants, so a least squares problem without negative constants finds
+them (Lawson and Hanson 1974, ch. 23). Errors are relative to the measured time. Outliers count
+little: the fit is iteratively reweighted with a Cauchy weight (Holland and Welsch 1977,
+doi:10.1080/03610927708827533). With several GPUs, the step waits for the slowest. Which GPU that is
+depends on the constants, so each iteration takes the slowest GPU of the last fit. Error bars come
+from fits to resampled workloads (Efron 1979, doi:10.1214/aos/1176344552).
 """
 
 import statistics
@@ -35,10 +35,10 @@ from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.tables import OptimizerName
 
 NOISY_DRIFT = 0.15
-"""The same case differs more than this over a session: other things ran, or the clock fell."""
+"""Call a machine noisy if times of the same case range over more than this share of the median."""
 
 REFERENCE = "reference"
-"""Kind of the case that is measured again and again."""
+"""The kind of the case that is measured repeatedly during a session."""
 
 _FOLDS = 6
 _RESAMPLES = 40
@@ -50,15 +50,15 @@ _COLUMN = {term: number for number, term in enumerate(TERMS)}
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A case, and its step time."""
+    """A measured case: its work and its step time."""
 
     case: Case
-    amounts: Float  # float64, shape (gpus, len(TERMS)): how often each GPU meets each constant.
+    amounts: Float  # Shape (gpus, len(TERMS)): units of work of each constant on each GPU.
     seconds: float
 
 
 def amounts(case: Case, *, tiers: bool) -> Float:
-    """Return how often each GPU of a case meets each of `TERMS`, shape (gpus, len(TERMS))."""
+    """Return the units of work of each of `TERMS` on each GPU, shape (gpus, len(TERMS))."""
     problem, plan = case.problem(), case.plan()
     counted = np.zeros((case.gpus, len(TERMS)))
     for work in work_of(problem, plan):
@@ -84,7 +84,7 @@ def amounts(case: Case, *, tiers: bool) -> Float:
         counted[at] += np.array(list(met.values()))
     for gpu, loads in enumerate(arena_loads(problem, plan)):
         met = {"step": 1.0, "arena": float(len(loads))}
-        # By how their rows are read: one second of each constant at a time.
+        # Set one constant at a time to one second, to count its units.
         each = ArenaCosts(*np.eye(len(ARENA_TERMS))).seconds(loads.values()).tolist()
         of_arenas = dict(zip(ARENA_TERMS, each, strict=True))
         met |= of_arenas if tiers else {"replicas": of_arenas["replicas"]}
@@ -93,7 +93,7 @@ def amounts(case: Case, *, tiers: bool) -> Float:
 
 
 def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
-    """Return terms of reading and updating the rows of a shard in one way."""
+    """Return the units of the terms of reading and updating a shard's rows in one way."""
     if work.kind == "host":
         return {f"host.{unit}": of for unit, of in zip(RATE_TERMS, work.units, strict=True)}
     row_bytes = work.rows * work.row_bytes
@@ -109,7 +109,7 @@ def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
 
 
 def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
-    """Return the measured cases of a data set, each with its work and its time."""
+    """Return the measured cases of a data set, each with its units of work and its time."""
     tiers = dataset.setting.tiers
     return [
         Observation(case, amounts(case, tiers=tiers), step_s(measured, clock))
@@ -118,7 +118,7 @@ def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:
 
 
 def fit(observed: Sequence[Observation]) -> Float:
-    """Fit the constants, shape (len(TERMS),)."""
+    """Return the fitted constants, in seconds, shape (len(TERMS),)."""
     from scipy.optimize import nnls
 
     times = np.array([one.seconds for one in observed])
@@ -136,12 +136,12 @@ def fit(observed: Sequence[Observation]) -> Float:
 
 
 def predicted_s(observed: Sequence[Observation], constants: Float) -> Float:
-    """Return the step time of each case."""
+    """Return the step time of each case with these constants, in seconds."""
     return np.array([(one.amounts @ constants).max() for one in observed])
 
 
 def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
-    """Fit constants with error bars to measurements.
+    """Return constants with error bars, fitted to measurements.
 
     Raises PlacerError if there are too few measurements.
     """
@@ -174,11 +174,11 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 
 
 def noise_of(dataset: Dataset) -> Noise:
-    """Return how much the machine's speed varied during the measurements."""
+    """Return measures of how the machine's speed varied during the measurements."""
     measured = [one.measured for one in dataset.measurements]
     again = [step_s(times) for _, times in repeated(dataset.of_kind(REFERENCE).measurements)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]
-    # Ranks wait for each other, whoever else is there.
+    # Waiting of several ranks says nothing, as they also wait for each other.
     alone = dataset.setting.ranks == 1 and dataset.setting.device == "cpu"
     return Noise(
         spread=round(statistics.median(m.spread() for m in measured), 4),
@@ -188,7 +188,7 @@ def noise_of(dataset: Dataset) -> Noise:
 
 
 def _held_out_errors(observed: Sequence[Observation]) -> Float:
-    """Return relative errors of cases whose workload the fit had not seen."""
+    """Return the relative errors of cases, each from a fit without the case's workload."""
     names = dict.fromkeys(one.case.workload for one in observed)
     fold_of = {name: n % _FOLDS for n, name in enumerate(names)}
     folds = np.array([fold_of[one.case.workload] for one in observed])
@@ -204,7 +204,7 @@ def _held_out_errors(observed: Sequence[Observation]) -> Float:
 
 
 def _error_bars(observed: Sequence[Observation]) -> tuple[Float, Float]:
-    """Return where nine of ten fits to resampled workloads find each constant."""
+    """Return the range of each constant in nine of ten fits to resampled workloads."""
     by_workload: dict[str, list[Observation]] = defaultdict(list)
     for one in observed:
         by_workload[one.case.workload].append(one)

@@ -1,9 +1,9 @@
-"""Step time from constants that `placer calibrate` measured on a machine.
+"""The calibrated cost model, with constants that `placer calibrate` measured on a machine.
 
-The equation is that of every model here (`cost_models.step_equation.equation`); its constants are
-fitted to steps of the executor (`cost_models.calibrated.fit`). They are of the machine and backend
-that were measured: of a plan's topology only the memory, the number of GPUs and, where nothing was
-exchanged in the measurements, the links between GPUs count.
+It uses the step equation (`cost_models.step_equation.equation`), with constants fitted to steps of
+the executor (`cost_models.calibrated.fit`). They describe the measured machine and backend. Of a
+plan's topology, only memory and the number of GPUs count, and the links between GPUs if the
+measurements had no exchange.
 """
 
 import json
@@ -52,26 +52,26 @@ TERMS = (
     "arena", "arena_cached", "arena_cached_lookup", "arena_pooled_lookup",
     "replicas", "column_slice", "rowwise_slice", "rowwise_slice_byte", "shard",
 )  # fmt: skip
-"""Constants, in seconds. Those of ``staged``, ``hit``, ``uva`` come on top of rows in HBM, those
-of ``miss`` on top of a hit; ``host`` stands for itself.
+"""Names of constants, all in seconds. ``staged``, ``hit`` and ``uva`` are added to the cost of rows
+in HBM, and ``miss`` to the cost of a hit; ``host`` is the whole cost.
 
-An ``arena`` is the rows of one element type, width and optimizer on a GPU, which kernels handle at
-once; what comes on top of it, by how its rows are read, is that of `cost_models.arenas.ArenaCosts`.
-``rowwise_slice`` comes on top of a ``column_slice`` under row-wise Adagrad, whose state needs whole
-rows; ``rowwise_slice_byte`` is for a byte of each of its distinct rows. A ``mapped_lookup`` has to
-ask a map where its row lies. ``replicas`` is for a GPU that holds any replicated rows.
+An ``arena`` has a GPU's rows of one element type, width and optimizer, which share kernels.
+`ARENA_TERMS` are added to it, by how its rows are read: see `cost_models.arenas.ArenaCosts`. For
+row-wise Adagrad, whose state needs whole rows, ``rowwise_slice`` is added to a ``column_slice``,
+and ``rowwise_slice_byte`` for each byte of its distinct rows. A ``mapped_lookup`` finds its row in
+a map. ``replicas`` is for a GPU with any replicated rows.
 """
 
 RATE_TERMS = ("lookup", "lookup_byte", "row", "row_byte", "vector", "vector_byte")
-"""Units of `TERMS` that are the fields of `Rates`; for those of ``host``, all."""
+"""The units of the ``host`` terms, in the order of the fields of `Rates`."""
 
 ARENA_TERMS = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup", "replicas")
-"""Those of `TERMS` that are the fields of `cost_models.arenas.ArenaCosts`."""
+"""The terms for the fields of `cost_models.arenas.ArenaCosts`, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Seconds of one unit, and where nine of ten resampled fits find it."""
+    """Seconds of one unit, and the range of nine of ten fits to resampled workloads."""
 
     value_s: float
     low_s: float
@@ -80,12 +80,12 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How much the machine's speed varied."""
+    """Measures of how the machine's speed varied while it was measured."""
 
-    # Interquartile range of the steps of a case over their median: the median case's.
+    # Interquartile range of a case's step times over their median; median over cases.
     spread: float = 0.0
-    drift: float = 0.0  # Range of a case that was measured again and again, over its median.
-    # Time on the clock beyond that on the processor, over the latter: the median case's.
+    drift: float = 0.0  # Range of the repeated case's times over their median.
+    # (wall time − CPU time) / CPU time; median over cases.
     wait: float = 0.0
 
 
@@ -93,17 +93,17 @@ class Noise:
 class Calibration:
     """Constants of the step equation for one executor on one machine."""
 
-    constants: dict[str, Constant]  # By name of `TERMS`; those that were not measured are missing.
-    # Whether the executor keeps HBM and DRAM apart. Where it does not, all ways to read rows cost
-    # the same.
+    constants: dict[str, Constant]  # By name of `TERMS`, if measured.
+    # Whether the executor has separate memories for HBM and DRAM. If not, all ways to read rows
+    # cost the same.
     tiers: bool = True
-    # Mean error, and that which one of ten exceeds, of predicted step times of cases that a fit had
-    # not seen, over the measured time.
+    # Mean and 90th percentile of relative errors of predicted step times, for cases that the fit
+    # did not use.
     relative_error: float = 0.0
     p90_error: float = 0.0
-    cases: int = 0  # Measurements that the constants rest on.
+    cases: int = 0  # Number of measured cases in the fit.
     noise: Noise = Noise()
-    noisy: bool = False  # Whether the machine was too unsteady to trust them.
+    noisy: bool = False  # Whether the speed varied too much to trust the fit.
     # Backend, ranks and threads; processor, versions and date.
     setting: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Calibration:
     def seconds(self, term: str) -> float:
         """Return the constant with the name `term`; 0 if it was not measured.
 
-        The state of an optimizer that was not measured costs what the dearest one's does.
+        For an optimizer that was not measured, return the most expensive optimizer's constant.
         """
         constant = self.constants.get(term)
         unit, _, optimizer = term.partition(".")
@@ -130,7 +130,7 @@ class Calibration:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
-        """Read what `save` wrote."""
+        """Read a calibration from a file that `save` wrote."""
         try:
             return cls.from_json(read_json(Path(path)), path)
         except (OSError, LimitError) as error:
@@ -138,7 +138,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
-        """Read what `to_json` returned; errors name `path`, its file."""
+        """Return the calibration from an object of `to_json`; errors name the file `path`."""
         try:
             data = dict(document)
             altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]
@@ -184,41 +184,41 @@ def _unreadable(path: str | os.PathLike[str], error: Exception) -> PlacerError:
 
 
 LEAST_SHARD_S = 1e-7
-"""A shard takes at least a few calls, even where a fit charges all to arenas."""
+"""Least seconds of a shard, as it takes a few calls even if a fit charges all time to arenas."""
 
 
 class Calibrated(StepEquation):
-    """The cost model of this module's docstring; see `cost_models.CostModel`.
+    """A cost model with measured constants; see `cost_models.CostModel`.
 
     Parameters
     ----------
     name : str
-        As `cost_models.cost_model` finds it again.
+        A name with which `cost_models.cost_model` finds the model again.
     """
 
     def __init__(self, calibration: Calibration, name: str = "calibrated") -> None:
         self.name = name
         self.calibration = calibration
-        # Of the last problem that was asked about: costs by table and by exchange.
+        # Costs of the last problem, by table and seconds of an exchanged byte.
         self._problem: weakref.ref[Problem] | None = None
         self._costs: dict[tuple[int, float], UnitCosts] = {}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
-        """Return the model of a file that `placer calibrate` wrote."""
+        """Return the model with the constants of a file that `placer calibrate` wrote."""
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
 
     def identity(self) -> Any:
-        """Return all that answers depend on besides source, as JSON: by it plans are kept."""
+        """Return the calibration as JSON, for the key of the plan cache."""
         return self.calibration.to_json()
 
     @property
     def relative_error(self) -> float:
-        """Mean relative error of step times in the calibration's own test."""
+        """Mean relative error of step times for cases that the fit did not use."""
         return self.calibration.relative_error
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """Return the measured costs, whatever the topology. See `StepEquation.unit_costs`."""
+        """Return the measured costs, for any topology. See `StepEquation.unit_costs`."""
         if self._problem is None or self._problem() is not problem:
             self._problem, self._costs = weakref.ref(problem), {}
         key = table, self._exchange_byte_s(problem, gpu)
@@ -229,18 +229,18 @@ class Calibrated(StepEquation):
         return costs
 
     def schedule(self, problem: Problem) -> Schedule:
-        """Add what every step takes to the main chain. See `CostModel.schedule`."""
+        """Return the schedule with the fixed time of a step. See `CostModel.schedule`."""
         schedule = super().schedule(problem)
         main_s, *others_s = schedule.fixed_s
         return replace(schedule, fixed_s=(main_s + self.calibration.seconds("step"), *others_s))
 
     def launches(self, problem: Problem, gpu: int) -> Float:
-        """Return what an arena takes whatever is in it. See `CostModel.launches`."""
+        """Return the fixed seconds of an arena. See `CostModel.launches`."""
         is_gpu = gpu < len(problem.topology.gpus)
         return _in_phases(is_gpu * self.calibration.seconds("arena"), problem.pipeline)
 
     def arena_costs(self, problem: Problem, gpu: int) -> ArenaCosts | None:
-        """Return replicas' alone where tiers are one memory. See `CostModel.arena_costs`."""
+        """Return measured costs; without tiers, only of replicas. See `CostModel.arena_costs`."""
         tiers, of = self.calibration.tiers, self.calibration.seconds
         seconds = [of(term) if tiers or term == "replicas" else 0.0 for term in ARENA_TERMS]
         if not any(seconds) or gpu >= len(problem.topology.gpus):
@@ -248,7 +248,7 @@ class Calibrated(StepEquation):
         return ArenaCosts(*(_in_phases(one, problem.pipeline) for one in seconds))
 
     def least_shard_s(self, problem: Problem) -> float | None:
-        """Return a shard's, or None if no GPU is fastest. See `StepEquation.least_shard_s`."""
+        """Return a shard's seconds; None if no GPU is best. See `StepEquation.least_shard_s`."""
         topology = problem.topology
         speeds = {
             (-self._exchange_byte_s(problem, number), drive_rows_per_s(topology, gpu.id))
@@ -257,7 +257,7 @@ class Calibrated(StepEquation):
         return self._shard_s if one_is_fastest(speeds) else None
 
     def _exchange_byte_s(self, problem: Problem, gpu: int) -> float:
-        """Return seconds of a byte that is spread evenly over all GPUs."""
+        """Return the seconds of a byte that the GPU sends evenly to all GPUs."""
         topology = problem.topology
         if "exchange_byte" not in self.calibration.constants:
             return topology.exchange_s(topology.gpus[gpu].id, 1.0)
@@ -270,7 +270,7 @@ class Calibrated(StepEquation):
 
     def _costs_of(self, table: Table, exchange_byte_s: float) -> UnitCosts:
         of, optimizer = self.calibration.seconds, table.optimizer
-        # Rows that are where they are used.
+        # Rows in HBM.
         own = Rates(
             lookup_s=of("lookup"),
             lookup_byte_s=of("lookup_byte"),
@@ -290,7 +290,7 @@ class Calibrated(StepEquation):
             fixed["column_slice_s"] += of("rowwise_slice")
             fixed["sliced_row_byte_s"] = of("rowwise_slice_byte")
         if not self.calibration.tiers:
-            # Whoever pools is the host, and reads each row in place.
+            # The processor that pools is the host's, and reads all rows in place.
             return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
         hit, in_place = own + Rates(row_s=of("hit.row")), Rates(lookup_s=of("uva.lookup"))
         in_place += Rates(row_s=of("uva.row"), row_byte_s=of("uva.row_byte"))
@@ -308,7 +308,7 @@ class Calibrated(StepEquation):
 
 
 def _in_phases(seconds: float, pipeline: Pipeline) -> Float:
-    """Return seconds of each phase: half of them are the lookup's, the others the update's."""
+    """Divide seconds into phases: half for the lookup, and half for the update."""
     phase_s = np.zeros(ROWS)
     phase_s[[LOOKUP, UPDATE]] = seconds / 2
     return with_lanes(phase_s, pipeline)

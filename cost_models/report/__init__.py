@@ -1,4 +1,4 @@
-"""Reports of cost models and what is computed with them; for the command line alone."""
+"""Reports of simulations, calibrations and sweeps, for the command line only."""
 
 from typing import TYPE_CHECKING
 

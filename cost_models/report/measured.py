@@ -1,4 +1,4 @@
-"""`placer simulate` and `placer calibrate`: what a log did under a plan, and constants of steps."""
+"""Reports of `placer simulate` and `placer calibrate`."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def simulate_report(simulated: "Simulated") -> Report:
-    """Facts of all steps, and a table of devices, of what they exchanged and of windows."""
+    """Report facts of all steps, and tables of devices, exchanged bytes, windows and steps."""
     totals, served, options = simulated.totals, simulated.served, simulated.options
     times, sums = simulated.step_times, simulated.sum_times
     steps = totals.steps
@@ -47,7 +47,7 @@ def simulate_report(simulated: "Simulated") -> Report:
         f"{format_seconds(sums.mean_s)}; {dense}",
     )
     devices = _devices(simulated.devices, steps, simulated.gpu_s.tolist())
-    # Servers send, too, and have no HBM.
+    # A device that sends but has no HBM is a server.
     has_servers = any(one.sent_bytes and not one.hbm_bytes for one in simulated.devices)
     sections = [devices, _exchange(totals, "between devices" if has_servers else "between GPUs")]
     if simulated.keys:
@@ -131,7 +131,7 @@ def _windows(windows: "Sequence[Window]") -> Section:
 
 
 def break_even(steps: float | None, cost: float | None) -> str:
-    """Say after how many steps a move that costs something pays for itself.
+    """Say after how many steps a move of this cost pays for itself.
 
     >>> break_even(None, 1.0), break_even(0.0, 0.0), break_even(1.5, 2.0)
     ('never', 'never needed', '2 steps')
@@ -142,7 +142,7 @@ def break_even(steps: float | None, cost: float | None) -> str:
 
 
 def _steps(records: "Sequence[StepRecord]") -> Section:
-    """Return each step's numbers, of which a table shows the times of the first ones."""
+    """List each step's numbers; the table shows the first steps' times."""
     return table_of(
         records,
         "steps_in_order",
@@ -157,13 +157,13 @@ def _steps(records: "Sequence[StepRecord]") -> Section:
 
 
 def calibration_warnings(calibration: Calibration) -> list[str]:
-    """Return what stands against the use of the constants."""
+    """Return warnings against using the constants."""
     words = "the machine was too noisy to trust these constants; calibrate again with nothing else "
     return [f"{words}running, or with --clock cpu"] if calibration.noisy else []
 
 
 def calibration_report(calibration: Calibration) -> Report:
-    """Report constants with error bars, how well they predict, and how the machine varied."""
+    """Report constants with error bars, their errors, and how the machine's speed varied."""
     noise = calibration.noise
     headline = [
         f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "

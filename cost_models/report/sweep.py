@@ -1,4 +1,4 @@
-"""`placer sweep`: which placement is the fastest, over models and machines, and a picture."""
+"""Reports and the picture of `placer sweep`: the fastest placements of models and machines."""
 
 import itertools
 import math
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS, _SHAPES = (*SERIES, INK), (*MARKERS, "p")
-"""Of nine placements; the shapes tell lines apart without colour."""
+"""Colours and markers of nine placements. Markers tell lines apart without colours."""
 _LEGEND_POINTS = 8
 _LEGEND_INCHES, _LINE_INCHES = 1.2, 0.17
-"""Width of the longest name with its colour, and height of a line, at so many points."""
+"""Font size of the legend; inches of its longest entry, and of the height of a line."""
 
 
 def sweep_report(sweep: Sweep) -> Report:
-    """Report all points and the fastest placement of each case, as JSON and CSV show them."""
+    """Report all points and each case's fastest placement, for JSON and CSV."""
     points: list[Row] = [_point_row(point) for point in sweep.points]
     facts: Row = {
         "cost_model": sweep.cost_model,
@@ -43,7 +43,7 @@ def sweep_report(sweep: Sweep) -> Report:
 
 
 def sweep_tables(sweep: Sweep) -> Report:
-    """Return samples per second of each placement, machine by machine, for people."""
+    """Report samples per second by machine and placement, as tables for people."""
     sections: list[Section] = []
     winners = {(row["platform"], row["varied"]): row for row in _winner_rows(sweep)}
     cases = grouped(sweep.points, _case).values()
@@ -105,7 +105,7 @@ def _point_row(point: Point) -> Row:
 
 
 def _case(point: Point) -> tuple[object, ...]:
-    """Return what placements are compared on: the machine, and the model."""
+    """Return the key of a case, in which placements are compared: machine and model."""
     return point.platform, *point.varied.items()
 
 
@@ -121,7 +121,7 @@ def _winner_rows(sweep: Sweep) -> list[dict[str, Any]]:
         ranked = sweep.ranked(platform, case)
         first = ranked[0] if ranked else None
         best = (first.samples_per_s or 0.0) if first else 0.0
-        # What fits into GPUs is the same split or not: no rival of itself.
+        # If all rows fit in HBM, several placements are equal: the runner-up must be slower.
         later = (one for one in ranked if (one.samples_per_s or 0.0) < best * (1 - 1e-9))
         second = next(later, None)
         rows.append(
@@ -141,7 +141,7 @@ def _winner_rows(sweep: Sweep) -> list[dict[str, Any]]:
 
 
 def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
-    """Return the best of each machine side by side."""
+    """Compare the best placements of all machines."""
 
     def best(machine: str, case: str) -> str | None:
         row = winners.get((machine, case), {"winner": None})
@@ -158,7 +158,7 @@ def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
 
 
 def _impossible(sweep: Sweep) -> list[Row]:
-    """List placements that some case rules out: the cases, and why the last of them does."""
+    """List placements that are not possible: in which cases, and why in the last of them."""
     points = (one for one in sweep.points if one.samples_per_s is None)
     impossible = grouped(points, attrgetter("platform", "placement"))
     total = len(grouped(sweep.points, _case)) // max(1, len(sweep.platforms))
@@ -174,7 +174,7 @@ def _impossible(sweep: Sweep) -> list[Row]:
 
 
 def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
-    """Draw throughput over each axis, a row of panels per machine.
+    """Draw throughput over each axis, with a row of panels for each machine.
 
     Raises a `PlacerError` if nothing is possible, or the sweep is a grid; see `picture` for other
     errors.
@@ -198,7 +198,7 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
 
 
 def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
-    """Write names and colours below the panels, in as many lines as the width takes."""
+    """Write names and colours below the panels, in as few lines as fit the width."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -216,7 +216,7 @@ def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
 def _draw_lines(
     panel: "Axes", sweep: Sweep, machine: str, axis: str, colours: Mapping[str, str]
 ) -> None:
-    for placement in reversed(sweep.placements):  # Of equals, the first is on top.
+    for placement in reversed(sweep.placements):  # Of equal lines, the first is drawn on top.
         of_line = (p for p in sweep.points if (p.platform, p.placement) == (machine, placement))
         known = (p for p in of_line if axis in p.varied and p.samples_per_s)
         line = [(point.varied[axis], point.samples_per_s) for point in known]

@@ -1,4 +1,4 @@
-"""The step equation as a function of how many rows of a shard are in HBM."""
+"""Cost curves of the step equation: a shard's cost as a function of its rows in HBM."""
 
 import numpy as np
 
@@ -30,15 +30,15 @@ from placer.problem import Problem
 def shard_curve(
     problem: Problem, shard: TableShard, gpu: int, costs: UnitCosts, shares: Float
 ) -> CostCurve:
-    """Return the cost of a shard on a GPU, with each number of its hottest rows in HBM.
+    """Return the cost curve of a shard on a GPU, over the number of its hottest rows in HBM.
 
-    The work of each point is that of a plan with a hot and a cold shard (for ``cached`` ones, of
-    one shard with a cache); see `cost_models.step_equation.work`.
+    Each point has the work of a hot and a cold shard in a plan, or of one shard with a cache if
+    ``cached``; see `cost_models.step_equation.work`.
     """
     profile, option = problem.profile.tables[shard.table], shard.option
     spec, cold = profile.table, option.cold
     step_lookups = problem.global_batch_size * spec.lookups_per_sample
-    # Costs of some jump beside none and all.
+    # Costs of these kinds jump next to no hot rows and next to all.
     load = load_of(profile, shard.rows(spec.rows), step_lookups, cold in ("host", "cached"))
     all_lookups, all_unique = load.all_counts
     rows, (first, last) = int(load.hot_rows[-1]), shard.columns(spec.dim)
@@ -50,7 +50,7 @@ def shard_curve(
     if in_three:
         load = load.with_points([edge])
     hot = load.hot_rows
-    # Where the rows of the drive begin, for each number of rows in HBM.
+    # For each number of rows in HBM, the point at which the rows on the drive begin.
     driven = np.maximum(np.arange(hot.size), np.searchsorted(hot, edge))
     all_rows, slices = option.row_slices == 1, max(1, len(option.column_widths))
     all_rows = all_rows and not option.replicated_rows
@@ -72,12 +72,12 @@ def shard_curve(
         drive_s[COPIES] = row_s * load.counts[3]
         seconds += drive_s[:, driven]
     split = Extras()
-    if cold != "cached":  # A cache and the rows behind it are one shard, and know them by id.
+    if cold != "cached":  # A cache is one shard with its rows, and finds rows by id.
         splits_map = not is_mapped and (in_three or profile.counts is not None)
         split = Extras(shards=1.0, mapped_lookups=all_lookups if splits_map else 0.0)
     split_phase_s = split.phase_s(costs)
-    # Ranks differ from ids, and so need a map, where they decide what is read where. With
-    # replicated rows every GPU has that map anyway.
+    # If places depend on ranks that differ from ids, a map is needed. With replicated rows, every
+    # GPU has this map anyway.
     has_map = profile.counts is not None and not option.replicated_rows
     map_bytes = row_map_bytes(spec) if has_map else 0
     buffers = _buffer_bytes(problem, shard, load, load.cold_in_flight[driven])
@@ -102,11 +102,11 @@ def shard_curve(
 def point_curve(
     problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, server: str = ""
 ) -> CostCurve:
-    """Return the cost of what is in one memory, however rows are divided there: it has one point.
+    """Return the cost of rows that are all in one memory, as a curve with one point.
 
-    That is of rows that every GPU holds, for its own samples; or, on a host without GPUs, of a
-    shard, all of whose rows its processors pool, however the option has cold rows read on GPUs.
-    What solvers take for HBM is the memory of the host. Replicas cost nothing there.
+    These are replicated rows, which each GPU reads for its own samples; or a shard on a host
+    without GPUs, whose processors pool all rows for any `cold` of the option. Then `hbm_bytes` are
+    bytes of the host's memory, and replicas cost nothing.
     """
     profile, option = problem.profile.tables[shard.table], shard.option
     spec, rows = profile.table, shard.rows(profile.table.rows)
@@ -144,7 +144,7 @@ def point_curve(
 def _seconds(
     problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, extras: Extras, load: Load
 ) -> Float:
-    """Return seconds of the phases, and of the host's memory, shape (9, m)."""
+    """Return the seconds of the phases and of the host's memory, shape (9, m)."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     hot, counts = load.hot_rows, load.counts
     first, last = shard.columns(spec.dim)
@@ -164,15 +164,15 @@ def _seconds(
     always_s = of_counts[:HOST, 4] = extras.phase_s(costs)
     seconds: Float = of_counts @ counts
     if cold == "host":
-        # With all rows in HBM there is nothing for the host to send; without any row it sends
-        # empty bags.
+        # With all rows in HBM, the host sends nothing. For a shard without rows, it sends empty
+        # bags.
         sends = (hot < hot[-1]) | (hot[-1] == 0) | shard.is_stand_in
         seconds += sends * of_cold[:, 2:] * _host_vectors(problem, shard, counts[2])
         pooled = counts[2] if shard.is_stand_in else counts[0, -1] * (hot < hot[-1])
         seconds[:HOST] += Extras(pooled_lookups=1.0).phase_s(costs)[:, None] * pooled
     if cold == "cached":
         seconds[[LOOKUP, UPDATE]] += hot * costs.cache_row_s / 2
-        # Ends of a cache's curve are shards without one: in place, or just in HBM.
+        # The ends of the curve have no cache: rows are read in place, or all rows are in HBM.
         ends: tuple[tuple[int, ReadKind], ...] = ((-1, "device"), (0, "uva"))
         for end, kind in ends:
             seconds[:, end] = seconds_of(kind)[:, :2] @ load.all_counts
@@ -181,7 +181,7 @@ def _seconds(
 
 
 def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> Float:
-    """Return vectors that the host returns of a shard's cold rows, shape (m,)."""
+    """Return the number of vectors that the host returns for cold rows, shape (m,)."""
     spec, samples = problem.profile.tables[shard.table].table, problem.global_batch_size
     total = float(cold_lookups[0])
     bags = output_vectors(spec, samples, 0.0)
@@ -190,7 +190,7 @@ def _host_vectors(problem: Problem, shard: TableShard, cold_lookups: Float) -> F
 
 
 def _buffer_bytes(problem: Problem, shard: TableShard, load: Load, on_drive: Float) -> Float:
-    """Return buffers of a shard in HBM, shape (m,); `on_drive` of its rows in flight lie there."""
+    """Return bytes of a shard's buffers in HBM, (m,); `on_drive` rows in flight are on a drive."""
     spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
     first, last = shard.columns(spec.dim)
     hot, (all_lookups, _) = load.hot_rows, load.all_counts
@@ -198,7 +198,7 @@ def _buffer_bytes(problem: Problem, shard: TableShard, load: Load, on_drive: Flo
     fixed += index_buffer_bytes(spec, all_lookups, last - first, problem.pipeline == "look-ahead")
     if cold not in ("staged", "cached"):
         return np.full(hot.size, fixed)
-    # Rows in DRAM and on the drive are shards with buffers of their own.
+    # Rows in DRAM and rows on the drive are two shards, each with its own buffers.
     buffers = fixed + staging_buffer_bytes(spec, load.cold_in_flight - on_drive, last - first)
     buffers += staging_buffer_bytes(spec, on_drive, last - first)
     if cold == "cached":

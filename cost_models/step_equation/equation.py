@@ -1,21 +1,20 @@
-"""The step equation: what a placement costs, given what each unit of its work costs.
+"""The step equation: the cost of a placement from the costs of its units of work.
 
-With L lookups of a step in a shard, U distinct rows among them, rows of w bytes of weights
-and s bytes of optimizer state, and V output vectors, a resource of a GPU (its memory, its
-link) or of its host (its memory) is busy for
+A step has L lookups in a shard, which read U distinct rows and return V vectors. A row has w bytes
+of weights and s bytes of optimizer state. A resource (the GPU's memory, its link or the host's
+memory) is then busy for
 
     L·(a + b·w) + U·(c + d·(w + s)) + V·(e + f·w)
 
-seconds, with constants a to f that depend on how rows are read, and for ``output_byte_s`` per
-byte that it returns, ``exchange_byte_s`` per byte that it exchanges, and constants for shards and
-column slices (`UnitCosts`). Arenas of a GPU take time besides (`cost_models.arenas`). Each of these
-seconds belongs to a phase of the step (`cost_models.step_equation.phases`). Phases wait for the
-slowest GPU in each; besides them, a step takes at least as long as the busiest host's memory, which
-its GPUs share.
+seconds. The constants a to f depend on how rows are read. Additional constants (`UnitCosts`) are
+for bytes that a GPU returns or exchanges, for shards and for column slices. Arenas of a GPU also
+take time (`cost_models.arenas`). All these seconds belong to phases of the step
+(`cost_models.step_equation.phases`). Each phase takes as long as its slowest GPU. A step takes at
+least as long as the busiest host's memory, which the host's GPUs share.
 
-Constants of a table are the same for all its shards, whatever its sharding option: so a plan costs
-what its shards cost, and curves of staged rows and of rows read in place fall and are convex
-where no unit is cheaper than one of rows in HBM.
+All shards of a table have the same constants, for all sharding options. So a plan costs the sum of
+its shards. Curves of staged rows and of rows read in place fall and are convex if no unit takes
+less time than for rows in HBM.
 """
 
 from abc import ABC, abstractmethod
@@ -66,38 +65,39 @@ from placer.problem import Problem
 _SHARES = lookup_shares()
 
 
-# Kept, as a plan is fitted several times, and machines have the same.
+# Cache, as solvers size a plan several times, and several machines need the same sizes.
 _with_buffers = lru_cache(maxsize=32_768)(with_buffers)
 
 
 class StepEquation(CostModel, ABC):
-    """A cost model but for its constants."""
+    """Base class of cost models with the step equation; subclasses give the constants."""
 
     @property
     def relative_error(self) -> float | None:
-        """How far step times are off on average, as a share; None where nobody measured it."""
+        """The typical relative error of step times; None if it was not measured."""
         return None
 
     @abstractmethod
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
-        """Constants of table number `table` on GPU number `gpu`.
+        """Return the constants of table number `table` on GPU number `gpu`.
 
-        The same for GPUs that are alike in all that the topology says of them. Asked for often:
-        it should be quick.
+        They must be equal for GPUs with equal properties in the topology. Called often, so it
+        should be fast.
         """
 
     @abstractmethod
     def least_shard_s(self, problem: Problem) -> float | None:
-        """Return the least ``shard_s`` of all tables, if one GPU kind is the best in all constants.
+        """Return the least ``shard_s`` of all tables if one kind of GPU has all the best constants.
 
-        Else None: hot rows may then be best on one kind of GPU and cold ones on another, which a
-        whole table cannot have.
+        Otherwise return None: dividing a table may then save time, with hot rows on one kind of
+        GPU and cold rows on another.
         """
 
     def sharding_overhead_s(self, problem: Problem) -> float | None:
-        """`least_shard_s`, as shards sort no less than the whole. See `CostModel`.
+        """Return `least_shard_s`. See `CostModel.sharding_overhead_s`.
 
-        None if shards of a table may return fewer vectors than the whole, or servers some of them.
+        Return None if there are servers, or a table's shards may return fewer vectors than the
+        whole table.
         """
         if problem.topology.servers or any(
             may_return_fewer(profile.table) for profile in problem.profile
@@ -106,23 +106,23 @@ class StepEquation(CostModel, ABC):
         return self.least_shard_s(problem)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
-        """Return seconds of a host's memory for rows that the host pools without a GPU's asking."""
+        """Return the rates of a host's memory for rows that the host serves by itself."""
         attached = problem.topology.gpus_of(host)
         if attached:
             number = problem.topology.gpus.index(attached[0])
             return self.unit_costs(problem, table, number).host.dram
         costs = self.unit_costs(problem, table, 0).host
-        # Where hosts' memory has no constants of its own, the time that its GPUs wait has them.
+        # Without constants of hosts' memory, take the constants of the time that GPUs wait.
         rates = costs.dram if any(costs.dram) else costs.link
         known = problem.topology.hosts_by_id[problem.topology.gpus[0].host].dram_bytes_per_s
         slower = known / problem.topology.hosts_by_id[host].dram_bytes_per_s
         return Rates(*(slower * rate for rate in rates[:4]))
 
     def serving_costs(self, problem: Problem, table: int, number: int) -> UnitCosts:
-        """Constants of a table on number `number` of `Topology.serving`: a GPU, or a server.
+        """Return a table's constants on device `number` of `Topology.serving`: a GPU or a server.
 
-        Sums of a server's rows, ids and gradients are all that cross its network. Its processors
-        take the time of a GPU's link, as they do where they pool for a GPU.
+        A server's network carries pooled rows, ids and gradients. The time of its processors counts
+        as link time, as it does if a host pools for a GPU.
         """
         gpus = len(problem.topology.gpus)
         if number < gpus:
@@ -141,24 +141,24 @@ class StepEquation(CostModel, ABC):
 
     @property
     def lookup_shares(self) -> Float:
-        """The part of each constant of `ReadCosts` that is the lookup's; see `lookup_shares`."""
+        """The lookup's share of each constant of `ReadCosts`; see `phases.lookup_shares`."""
         return _SHARES
 
     def schedule(self, problem: Problem) -> Schedule:
-        """See `CostModel.schedule` and `cost_models.step_equation.phases`."""
+        """Return the schedule of the executor's step. See `CostModel.schedule`."""
         costs = dense_costs(problem)
         input_s = max((cost.input_s for cost in costs), default=0.0)
         allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
         return schedule_of(problem, max(dense_phase_s(problem)), input_s, allreduce_s)
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-        """See `CostModel.sharding_options` and `standard_options`."""
+        """Return the `standard_options`. See `CostModel.sharding_options`."""
         return standard_options(problem, table, self._colds(problem, table))
 
     def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
     ) -> Shard:
-        """As `placer.plan.buffers` has them. See `CostModel.with_buffers`."""
+        """Return a shard sized by `placer.plan.buffers`. See `CostModel.with_buffers`."""
         samples = problem.global_batch_size // len(shard.devices)
         anywhere = replace(shard, devices=())
         profile, ahead = problem.profile.tables[table], problem.pipeline == "look-ahead"
@@ -172,7 +172,7 @@ class StepEquation(CostModel, ABC):
         topology = problem.topology
         numbers, serving = topology.serving_numbers, len(topology.serving)
         schedule = self.schedule(problem)
-        # By GPU, and then by server.
+        # The last axis has the GPUs, then the servers.
         phase_s = np.zeros((ROWS, serving))
         pooling_s, launch_s, drive_s = np.zeros_like(phase_s), np.zeros(serving), np.zeros(serving)
         dram_s = {host.id: 0.0 for host in topology.hosts}
@@ -181,7 +181,7 @@ class StepEquation(CostModel, ABC):
         known: dict[tuple[object, ...], tuple[Float, Amount]] = {}
         kinds_of = cache(partial(_by_kind, np.array(topology.kind_of_gpu)))
         for work in works:
-            for kind, gpus in kinds_of(work.gpus):  # Replicas ask the same of GPUs that are alike.
+            for kind, gpus in kinds_of(work.gpus):  # Equal GPUs do equal work for replicas.
                 key = *work.amounts, kind
                 if key not in known:
                     costs = self.serving_costs(problem, work.table, int(gpus[0]))
@@ -210,7 +210,7 @@ class StepEquation(CostModel, ABC):
                 table_s[work.table] += seconds.sum()
         by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
         for arena, members in tables_by_arena(problem, plan).items():
-            # All tables of a GPU's arena have it in common.
+            # The tables of a GPU's arena share its time.
             arena_s = [of[arena][: len(NAMES)].sum() if arena in of else 0.0 for of in by_arena]
             table_s += members @ (np.array(arena_s) / np.maximum(1, members.sum(axis=0)))
         arenas_s = added_up(by_arena, len(schedule.phases))
@@ -242,7 +242,7 @@ class StepEquation(CostModel, ABC):
         )
 
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
-        """Return the cost of a shard over its hot rows. See `CostModel.cost_curve`."""
+        """Return a shard's cost as a function of its hot rows. See `CostModel.cost_curve`."""
         costs = self.serving_costs(problem, shard.table, gpu)
         server = "" if gpu < len(problem.topology.gpus) else problem.topology.serving[gpu].id
         if server or shard.is_replica:
@@ -250,11 +250,11 @@ class StepEquation(CostModel, ABC):
         return shard_curve(problem, shard, gpu, costs, self.lookup_shares)
 
     def _colds(self, problem: Problem, table: int) -> tuple[Cold, ...]:
-        """Return the allowed ways to read cold rows that may pay, the usual one first.
+        """Return the allowed ways to read cold rows that may pay, the usual way first.
 
-        Staging beats reading in place wherever its buffers fit, but they may not. A host that
-        pools saves link time where bags are large and hardly repeat rows. A cache needs no map
-        of a split's rows, which pays where it is small.
+        Staging beats reading in place, but its buffers may not fit. Pooling by the host saves link
+        time if bags are large and rarely repeat rows. A cache needs no row map of a split, which
+        pays if the cache is small.
         """
         profile, topology = problem.profile.tables[table], problem.topology
         spec, samples = profile.table, problem.global_batch_size
@@ -266,36 +266,36 @@ class StepEquation(CostModel, ABC):
         def pools(gpu: int) -> bool:
             costs = self.unit_costs(problem, table, gpu)
             staged_s = whole.resource_s(costs.staged.hbm) + whole.resource_s(costs.staged.link)
-            # The host's memory has to do this for all its GPUs in the same time.
+            # The host's memory does this for all its GPUs in the same time.
             peers = len(topology.gpus_of(topology.gpus[gpu].host))
             pooled_s = whole.resource_s(costs.host.dram) * peers
             return max(whole.resource_s(costs.host.link), pooled_s) < staged_s
 
         colds: list[Cold] = ["staged", "uva"]
-        # On any kind of GPU, whichever comes first.
+        # It is enough that pooling pays on one kind of GPU.
         kinds = topology.kind_of_gpu[: len(topology.gpus)]
         if any(pools(kinds.index(kind)) for kind in sorted(set(kinds))):
             colds.append("host")
         if profile.counts is not None and spec.rows > 1:
             colds.append("cached")
         forbidden = problem.constraints.rule_of(profile.name).forbid
-        if forbidden & {"staged", "uva"}:  # Then others may pay, or be all that is left.
+        if forbidden & {"staged", "uva"}:  # Then other ways may pay, or no others are left.
             colds += [cold for cold in ("host", "cached") if cold not in colds]
-        # The usual one goes with every way to divide the table, so that it has to be allowed.
+        # The first goes with every way to divide the table, so it must be allowed.
         return tuple(cold for cold in colds if cold not in forbidden) or ("staged",)
 
 
 def _by_kind(
     kind_of_gpu: npt.NDArray[np.int64], gpus: tuple[int, ...]
 ) -> list[tuple[int, npt.NDArray[np.int64]]]:
-    """Return the numbers of some GPUs, and of servers, kind by kind."""
+    """Return the numbers of these GPUs and servers, grouped by kind."""
     numbers = np.array(gpus, dtype=np.int64)
     kinds = kind_of_gpu[numbers]
     return [(kind, numbers[kinds == kind]) for kind in np.unique(kinds).tolist()]
 
 
 def _hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], list[float]]:
-    """Return lookups of each table that HBM serves, caches included, and all lookups."""
+    """Return each table's lookups that HBM serves, with hits of caches, and all lookups."""
     hot, every = ([0.0] * len(problem.profile) for _ in range(2))
     for work in works:
         spec = problem.profile.tables[work.table].table

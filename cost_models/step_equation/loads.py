@@ -1,7 +1,7 @@
-"""What a step looks up in slices of ranks, by a table's access CDF, and what GPUs exchange for it.
+"""Expected lookups and distinct rows of slices of ranks, and the bytes that GPUs exchange for them.
 
-Bytes are what `placer.executor.distributed` sends, kind by kind, as `Topology.exchange_s` takes
-them: those that are spread evenly over all GPUs, one's own included, which costs nothing.
+Loads come from a table's access CDF. Bytes are those that `placer.executor.distributed` sends,
+counted as in `Topology.exchange_s`: spread evenly over all GPUs, including the free part to itself.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ Int = npt.NDArray[np.int64]
 def slice_load(
     profile: TableProfile, rows: tuple[int, int, int], step_lookups: float
 ) -> tuple[float, float]:
-    """Return lookups and expected distinct rows of a slice of ranks in a step."""
+    """Return the expected lookups and distinct rows of a slice of ranks in a step."""
     cdf = profile.cdf
     members = slice_members(cdf.ranks, rows)
     touched = _row_load(profile, step_lookups)
@@ -32,23 +32,23 @@ def slice_load(
 
 @lru_cache(maxsize=4096)
 def _row_load(profile: TableProfile, step_lookups: float) -> Float:
-    """Return probability that a step touches a row of each segment of the CDF, shape (m,)."""
+    """Return for each segment of the CDF the probability that a step touches a row, (m,)."""
     touched: Float = np.diff(profile.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
     return touched
 
 
 class Load(NamedTuple):
-    """What a step does in a slice of ranks, as a function of how many of them are in HBM."""
+    """A step's work in a slice of ranks, as a function of its number of rows in HBM."""
 
     hot_rows: Int  # Shape (m,): from none to all, strictly increasing.
-    # Shape (5, m): lookups, and expected distinct rows, that fall in the hot rows and in the
-    # others; ones.
+    # Shape (5, m): lookups and distinct rows of hot rows; lookups and distinct rows of cold rows;
+    # ones.
     counts: Float
-    # Shape (m,): distinct rows of all steps in flight that fall in the others.
+    # Shape (m,): distinct cold rows of all steps in flight.
     cold_in_flight: Float
 
     def with_points(self, rows: Sequence[int]) -> "Load":
-        """Return the load with points at some more numbers of rows in HBM."""
+        """Return the load with interpolated points at these numbers of rows in HBM, too."""
         more = np.union1d(self.hot_rows, rows)
         values = np.vstack((self.counts, self.cold_in_flight))
         of_rows = np.stack([np.interp(more, self.hot_rows, row) for row in values])
@@ -56,7 +56,7 @@ class Load(NamedTuple):
 
     @property
     def all_counts(self) -> tuple[float, float]:
-        """Lookups and expected distinct rows of the whole slice."""
+        """The lookups and expected distinct rows of the whole slice."""
         lookups, unique = self.counts[:2, -1] + self.counts[2:4, -1]
         return float(lookups), float(unique)
 
@@ -68,10 +68,9 @@ def load_of(
     step_lookups: float,
     steps_at_ends: bool = False,
 ) -> Load:
-    """Return the load of a slice of ranks; with `steps_at_ends`, also one row from each end.
+    """Return the load of a slice of ranks; `steps_at_ends` adds points one row from each end.
 
-    Cached, as a solver asks for all column slices of a slice in a row, and machines of as many GPUs
-    have the same. Not to be written to.
+    Do not write to it: it is cached, as all column slices and machines of equal size share it.
     """
     if steps_at_ends:
         load = load_of(profile, rows, step_lookups)
@@ -84,7 +83,7 @@ def load_of(
         members, loads = members[kept], loads[:, kept]
     sums = np.zeros((4, members.size + 1))
     np.cumsum(members * loads, axis=1, out=sums[:, 1:])
-    sums[1] *= step_lookups  # The last: so that all rows have all lookups, to the bit.
+    sums[1] *= step_lookups  # Multiply last, so that all rows have exactly all lookups.
     left = sums[1:, -1:] - sums[1:]
     counts = np.concatenate((sums[1:3], left[:2], np.ones((1, left.shape[1]))))
     return Load(sums[0].astype(np.int64), counts, left[2])
@@ -92,10 +91,10 @@ def load_of(
 
 @lru_cache(maxsize=2048)
 def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
-    """Return what each row of a segment of the CDF counts, shape (4, m).
+    """Return values of one row in each segment of the CDF, shape (4, m).
 
-    One row, its share of lookups, and the probabilities that a step and all steps in flight touch
-    it.
+    They are 1, the row's share of lookups, and the probabilities that a step and that all steps in
+    flight touch the row.
     """
     share, once = profile.cdf.row_share, _row_load(profile, step_lookups)
     in_flight = _row_load(profile, STEPS_IN_FLIGHT * step_lookups)
@@ -103,21 +102,21 @@ def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
 
 
 ID_BYTES = 8
-"""An id is an int64 on the wire and in memory."""
+"""Bytes of an id: an int64 when it is sent and in memory."""
 
 LENGTH_BYTES = 4
-"""The length of a bag is an int32 on the wire."""
+"""Bytes of a bag's length: an int32 when it is sent."""
 
 OUTPUT_BYTES = 4
-"""A column of a pooled row, or of a gradient, is a float32 whatever the weights are. Between GPUs
-it may be of 16 bits: `Problem.exchange_dtype`."""
+"""Bytes of a column of a pooled row or gradient: a float32 for all types of weights. The exchange
+between GPUs may have 16 bits: `Problem.exchange_dtype`."""
 
 
 def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: bool) -> float:
-    """Return vectors that a server of `lookups` of a step's lookups returns.
+    """Return the number of vectors that a server returns for its `lookups` of a step.
 
-    As `output_vectors`, but for bags under max: a server that does not have `all_rows` of the
-    table returns the rows one by one.
+    It is that of `output_vectors`, except for max pooling: a server without `all_rows` of the table
+    returns these rows one by one.
     """
     vectors = output_vectors(table, samples, lookups)
     largest = [f for f in table.features if f.pooling == "max" and f.coverage > 0]
@@ -129,10 +128,10 @@ def returned_vectors(table: Table, samples: float, lookups: float, *, all_rows: 
 
 
 def may_return_fewer(table: Table) -> bool:
-    """Return whether servers of some rows each may return fewer vectors than one of all rows.
+    """Return whether servers of some rows may return fewer vectors than a server of all rows.
 
-    Bags under max that are mostly empty are vectors for the one, and hardly any rows for the
-    others, which return one for each other bag too.
+    That happens with max pooling of mostly empty bags: a server of all rows returns a vector for
+    each bag, a server of some rows only the few rows. Both return a vector for each other bag.
     """
     bags = [f for f in table.features if f.pooling != "none" and f.coverage > 0]
     largest = [f for f in bags if f.pooling == "max"]
@@ -141,24 +140,24 @@ def may_return_fewer(table: Table) -> bool:
 
 
 def length_bytes(table: Table, samples: float) -> float:
-    """Lengths of the bags of all features that read a table: ids come with them."""
+    """Return the bytes of the bag lengths that are sent with a table's ids."""
     return samples * sum(feature.coverage > 0 for feature in table.features) * LENGTH_BYTES
 
 
 def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus: int) -> float:
-    """Return the sparse all-reduce of the gradients of replicated rows, each with its id.
+    """Return the bytes of the sparse all-reduce of replicated rows' gradients, with row ids.
 
-    The `unique` rows that the samples of one replica read are dealt out over the replicas to be
-    added up, and the totals of all `touched` ones go to all of them.
+    Each replica sends its samples' `unique` rows to the replicas that add them up. The sums of all
+    `touched` rows then go to all replicas.
     """
     crossing = (unique + touched) * (width * OUTPUT_BYTES + ID_BYTES) * (replicas - 1) / replicas
     return with_own_part(crossing, gpus)
 
 
 def row_sum_bytes(table: Table, unique: float, column_slices: int, gpus: int) -> float:
-    """Σ g² of the rows of a column slice, which row-wise Adagrad sends to all other slices.
+    """Return the bytes of Σ g² that row-wise Adagrad sends from a column slice to the others.
 
-    Each column slice is taken to be on a GPU of its own.
+    This assumes that each column slice is on a different GPU.
     """
     if table.optimizer != "rowwise_adagrad":
         return 0.0
@@ -166,5 +165,5 @@ def row_sum_bytes(table: Table, unique: float, column_slices: int, gpus: int) ->
 
 
 def with_own_part(crossing_bytes: float, gpus: int) -> float:
-    """Return bytes that, spread evenly over all GPUs, send so many to others."""
+    """Return all bytes, own part included, if `crossing_bytes` of them go to other GPUs."""
     return crossing_bytes * gpus / (gpus - 1) if gpus > 1 else 0.0

@@ -1,16 +1,16 @@
-"""The phases of the executor's training step, and what one unit of embedding work takes in each.
+"""The phases of the executor's training step, and the cost of each unit of work in each phase.
 
-Ids go to the GPUs that hold their rows, staged rows are copied, rows are looked up and pooled,
-pooled rows go back; then, after the dense layers, gradients go the same way, and rows are updated.
-All but copies and lookups begin with a collective, for which every GPU waits.
+In a step, ids go to the GPUs that hold their rows. Staged rows are copied, rows are looked up and
+pooled, and pooled rows go back. After the dense layers, gradients go to the holders of the rows,
+which update them. Exchanges of ids, pooled rows and gradients are collectives: they wait for all.
 
-With look-ahead, rows of the next batch are copied, and ids of the one after it travel, beside a
-step. It then takes as long as the longest of four chains: what is left of the phases above; ids;
-and the two lanes that these and copies use, the host link and the network.
+With look-ahead, copies of the next batch's rows and the exchange of ids of the batch after it run
+beside a step. The step takes as long as the longest of four chains: the remaining phases, the ids,
+all work of the host link, and all work of the network.
 
-Lookups that read rows in place share the link with copies, and pooled rows the network with ids:
-these phases take longer (`SharedLane`). Updates in place do so too, but end no later than the
-link's whole work, which is a chain.
+Lookups that read rows in place share the link with copies, and pooled rows share the network with
+ids, so these phases take longer (`SharedLane`). Updates in place share the link, too. They need no
+delay of their own, as all work of the link is a chain.
 """
 
 from functools import lru_cache
@@ -26,17 +26,17 @@ from placer.pipeline import PIPELINES, Pipeline
 from placer.problem import Problem
 
 ReadKind = Literal["device", "staged", "uva", "host", "hit", "miss"]
-"""How rows are read: as a shard's `lookup`, but that a cache has hits and misses."""
+"""How rows are read: a shard's `lookup`, but with ``hit`` and ``miss`` for ``cached``."""
 
 READ_KINDS: tuple[ReadKind, ...] = ("device", "staged", "uva", "host", "hit", "miss")
 
 
 Amount = npt.NDArray[Any] | float
-"""Of one shard, or an array of many."""
+"""An amount of work of one shard, or an array for many shards."""
 
 
 class Rates(NamedTuple):
-    """Seconds that a resource is busy for each unit of what a shard does in a step."""
+    """Seconds that a resource is busy for each unit of a shard's work in a step."""
 
     # For a lookup, forward and backward, and for a byte of weights of its row.
     lookup_s: float = 0.0
@@ -49,7 +49,7 @@ class Rates(NamedTuple):
     vector_byte_s: float = 0.0
 
     def __add__(self, other: "Rates") -> "Rates":  # type: ignore[override]
-        """Return both one after the other."""
+        """Return the rates of doing both, one after the other."""
         return Rates(*map(add, self, other))
 
 
@@ -57,26 +57,26 @@ NOTHING = Rates()
 
 
 class ReadCosts(NamedTuple):
-    """Seconds of each resource that reading and updating rows in one way takes."""
+    """Seconds of each resource for reading and updating rows in one way."""
 
-    # Of the GPU: its memory, and its way to its host. They are added.
+    # Seconds of the GPU: of its memory and its link to the host. They add up.
     hbm: Rates = NOTHING
     link: Rates = NOTHING
-    dram: Rates = NOTHING  # Of the host's memory, which its GPUs share.
+    dram: Rates = NOTHING  # Seconds of the host's memory, which its GPUs share.
 
 
 class UnitCosts(NamedTuple):
     """Seconds of one GPU for each unit of work on one table; none is negative.
 
-    All shards of a table have the same, so that a plan costs what its shards cost. For falling,
-    convex curves no unit of ``staged``, ``uva`` and ``miss`` may be cheaper, HBM and link
-    together, than one of ``device`` and ``hit``.
+    All shards of a table have the same unit costs, so a plan costs the sum of its shards. Curves
+    fall and are convex only if no unit of ``staged``, ``uva`` and ``miss`` takes less time, on HBM
+    and link together, than the same unit of ``device`` and ``hit``.
 
     Shards of a table with the same columns on one GPU are a *group*: they are pooled into one
-    output. What kernels take that serve many tables at once is in `cost_models.arenas`.
+    output. Costs of kernels that serve many tables at once are in `cost_models.arenas`.
     """
 
-    # By how rows are read; a cache's hits and misses each by themselves.
+    # Costs for each `ReadKind`.
     device: ReadCosts
     staged: ReadCosts
     uva: ReadCosts
@@ -85,41 +85,41 @@ class UnitCosts(NamedTuple):
     miss: ReadCosts
     column_slice_s: float = 0.0  # For a group that has only some of the table's columns.
     shard_s: float = 0.0  # For each shard.
-    # For a vector that a GPU returns, and for a byte of it: written, and its gradient read. Once
-    # for a group.
+    # For a vector that a GPU returns once for a group, and for a byte of it: to write it, and to
+    # read its gradient.
     output_vector_s: float = 0.0
     output_byte_s: float = 0.0
-    # For a byte that a GPU spreads evenly over all GPUs, itself included.
+    # For a byte of data that a GPU sends evenly to all GPUs, itself included.
     exchange_byte_s: float = 0.0
-    # For a row that a cache has room for, whether the step reads it or not.
+    # For each row of a cache's capacity, read or not.
     cache_row_s: float = 0.0
-    # For a lookup whose id a map turns into a place; see `cost_models.step_equation.work`.
+    # For a lookup that needs a map from its id to the row's place; see `work.is_mapped`.
     mapped_lookup_s: float = 0.0
-    # For a lookup of a group of which the host pools some rows, whichever row it reads.
+    # For a lookup of any row in a group with rows that the host pools.
     pooled_lookup_s: float = 0.0
-    # For a byte, state included, of a distinct row that has only some of the table's columns.
+    # For a byte of weights and state of a distinct row with only some of the table's columns.
     sliced_row_byte_s: float = 0.0
 
     def read(self, kind: ReadKind) -> ReadCosts:
-        """Return costs of reading rows in this way."""
+        """Return the costs of one way to read rows."""
         costs: ReadCosts = getattr(self, kind)
         return costs
 
 
 SHAPE = (len(READ_KINDS), len(ReadCosts._fields), len(Rates._fields))
-"""Kinds of read, resources (HBM, link, DRAM), and rates."""
+"""Shape of an array over kinds of read, resources (HBM, link, DRAM) and rates."""
 
 
 IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
-"""Rows of the arrays here: six phases, less what the last two have: what lookups and updates do on
-the link."""
+"""Row numbers of arrays of phase times. `LOOKUP` and `UPDATE` leave out the time on the link, which
+the last two rows have."""
 
 ROWS = 8
 
 NAMES = ("ids", "copies", "lookup", "outputs", "gradients", "update")
 
 _COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
-"""Collectives of phases: lengths of bags and ids; pooled rows; their gradients."""
+"""Number of collectives in a phase: lengths of bags and ids; pooled rows; their gradients."""
 
 
 def schedule_of(
@@ -127,9 +127,9 @@ def schedule_of(
 ) -> Schedule:
     """Return the schedule of a problem's pipeline.
 
-    What collectives take besides their bytes is added to the chain that they are part of. Dense
-    layers add `dense_s` to every step, `input_s` of the host link for their inputs, ahead of a
-    step, and `allreduce_s` of the network for their gradients, mostly beside the backward pass.
+    The latency of collectives is added to their chains. Dense layers add `dense_s` to every step,
+    `input_s` to the host link for copies of inputs ahead of the step, and `allreduce_s` to the
+    network for gradients, mostly during the backward pass.
     """
     latency_s = problem.topology.exchange_latency_s
     ids_s = _COLLECTIVES["ids"] * latency_s
@@ -147,7 +147,7 @@ def schedule_of(
 
 
 def _rows_of(pipeline: Pipeline) -> Float:
-    """Return the rows of a pipeline's schedule as sums of phases, shape (rows, 8)."""
+    """Return the matrix that sums phases into rows of a pipeline's schedule, shape (rows, 8)."""
     rows = np.eye(len(NAMES), ROWS)
     rows[LOOKUP, LINK_LOOKUP] = rows[UPDATE, LINK_UPDATE] = 1.0
     if pipeline == "serial":
@@ -160,16 +160,16 @@ _ROWS_OF = {pipeline: _rows_of(pipeline) for pipeline in PIPELINES}
 
 
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
-    """Return the rows of a pipeline's schedule of phase times, shape (8,) or (..., 8, GPUs)."""
+    """Turn phase times, shape (8,) or (..., 8, GPUs), into rows of a pipeline's schedule."""
     rows: Float = _ROWS_OF[pipeline] @ phase_s
     return rows
 
 
 def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
-    """Return phase times by what takes them, (6, 8, GPUs): see `cost_models.cost_report.PARTS`.
+    """Divide phase times among the `cost_models.cost_report.PARTS`; return shape (6, 8, GPUs).
 
-    `phase_s` are those of all works, `pooling_s` those of works whose rows hosts pool, both of
-    shape (8, GPUs); `launch_s` is of shards, half of it the lookup's, `drive_s` of rows on drives.
+    `phase_s` are seconds of all works, and `pooling_s` of works that hosts pool, both of shape
+    (8, GPUs). `launch_s` are fixed costs of shards, and `drive_s` seconds of rows on drives.
     """
     parts_s = np.zeros((6, *phase_s.shape))
     hbm_s, link_s, by_hosts_s, exchange_s, launches_s, drives_s = parts_s
@@ -185,7 +185,7 @@ def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) 
 
 
 HOST = ROWS
-"""Row of `read_matrix`, after the phases, for the host's memory."""
+"""The row of `read_matrix` for the host's memory, after the phases."""
 
 
 def read_matrix(
@@ -193,9 +193,9 @@ def read_matrix(
 ) -> Float:
     """Return seconds of each phase and of the host's memory for reading and updating rows.
 
-    Shape (9, 3): for a lookup, a distinct row and a vector, by the numbers of phases and `HOST`.
-    The sizes are bytes of a row's weights, of its weights and state in HBM, and what the link and
-    the host's memory move for it: 0 means as many. See `lookup_shares` for `shares`.
+    The shape is (9, 3): phases and `HOST`, by lookup, distinct row and vector. `sizes` are bytes of
+    a row's weights, of its weights and state in HBM, and of the same in its home; 0 means as many
+    as in HBM. See `lookup_shares` for `shares`.
     """
     of_kind = shares[READ_KINDS.index(kind)]
     return _read_matrix(costs.read(kind), kind, sizes, of_kind.tobytes())
@@ -205,13 +205,13 @@ def read_matrix(
 def _read_matrix(
     costs: ReadCosts, kind: ReadKind, sizes: tuple[float, float, float], shares: bytes
 ) -> Float:
-    """`read_matrix`, not to be written to: tables of a model share a few, and ask very often."""
+    """Return `read_matrix` as a cached, read-only array, which many tables share."""
     weight_bytes, row_bytes, home_bytes = sizes
     units = np.tile((1.0, weight_bytes, 1.0, row_bytes, 1.0, weight_bytes), (3, 1))
     units[1:, 3] = home_bytes or row_bytes
     rates = np.array(costs) * units
     looked_up = rates * np.frombuffer(shares).reshape(rates.shape)
-    # Rates of a unit, and of its bytes, are neighbours.
+    # Rates of a unit and of its bytes are neighbours.
     hbm_s, link_s, dram_s = rates[:, ::2] + rates[:, 1::2]
     hbm_lookup_s, link_lookup_s, _ = looked_up[:, ::2] + looked_up[:, 1::2]
     matrix = np.zeros((HOST + 1, 3))
@@ -225,11 +225,11 @@ def _read_matrix(
 
 
 def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:
-    """Return the part of each constant of `ReadCosts` that is spent on the lookup, of `SHAPE`.
+    """Return the lookup's share of each constant of `ReadCosts`, an array of `SHAPE`.
 
-    By resource (HBM, link, DRAM) and rate. Counted in bytes: the lookup reads ids and weights; the
-    update sorts ids, gathers a gradient for each lookup, and reads and writes weights and state.
-    Copies of staged rows land in HBM before the lookup, and leave it after the update.
+    The shares count bytes. The lookup reads ids and weights. The update sorts ids, gathers a
+    gradient for each lookup, and reads and writes weights and state. Copies of staged rows arrive
+    in HBM before the lookup and leave after the update.
     """
     lookup = id_bytes / (id_bytes + sort_bytes)
     in_memory = (lookup, 0.5, 0.0, 0.0, 0.5, 0.5)

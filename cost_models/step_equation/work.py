@@ -1,4 +1,4 @@
-"""How much work a plan gives each GPU in a step: what unit costs are multiplied with."""
+"""The units of work that a plan gives each GPU in a step, to be multiplied with unit costs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -46,30 +46,30 @@ from placer.topology.topology import Topology
 
 
 class Extras(NamedTuple):
-    """What a GPU does for shards besides reading rows, in the order of `UnitCosts`."""
+    """A GPU's work for shards besides reading rows, in the order of `UnitCosts`."""
 
-    # Groups of shards with the same columns that are only some of the table's; shards.
+    # Number of groups with only some of the table's columns, and number of shards.
     column_slices: Amount = 0.0
     shards: Amount = 0.0
-    # Vectors that the GPU returns, and their bytes.
+    # Number of vectors that the GPU returns, and their bytes.
     output_vectors: Amount = 0.0
     output_bytes: Amount = 0.0
-    # All that the GPU sends and receives for the shards, spread evenly over all GPUs.
+    # Bytes that the GPU sends and receives for the shards, spread evenly over all GPUs.
     exchanged_bytes: Amount = 0.0
-    cache_rows: Amount = 0.0  # Rows that caches have room for.
+    cache_rows: Amount = 0.0  # Capacity of caches in rows.
     # Lookups of groups whose rows do not lie in the order of their ids; see `is_mapped`.
     mapped_lookups: Amount = 0.0
     pooled_lookups: Amount = 0.0  # Lookups of groups of which the host pools some rows.
-    sliced_row_bytes: Amount = 0.0  # Bytes, state included, of distinct rows in column slices.
-    # Those of `exchanged_bytes` that go ahead of the lookup, and back for the update.
+    sliced_row_bytes: Amount = 0.0  # Bytes of weights and state of distinct rows in slices.
+    # The parts of `exchanged_bytes` before the lookup (ids) and before the update (gradients).
     id_bytes: Amount = 0.0
     gradient_bytes: Amount = 0.0
-    # Seconds of the host's drive to read the rows that lie there, and to write them back. It
-    # assumes that all GPUs of the host read equally many.
+    # Seconds of the host's drive to read its rows and write them back, if all GPUs of the host read
+    # equally many.
     drive_s: Amount = 0.0
 
     def hbm_s(self, costs: UnitCosts) -> Amount:
-        """Return the time of the GPU's memory."""
+        """Return the seconds of the GPU's memory."""
         returned_s = self.output_vectors * costs.output_vector_s
         returned_s += self.output_bytes * costs.output_byte_s
         returned_s += self.mapped_lookups * costs.mapped_lookup_s
@@ -78,15 +78,15 @@ class Extras(NamedTuple):
         return returned_s + self.cache_rows * costs.cache_row_s
 
     def exchange_s(self, costs: UnitCosts) -> Amount:
-        """Return the time of the exchange with other GPUs."""
+        """Return the seconds of the exchange with other GPUs."""
         return self.exchanged_bytes * costs.exchange_byte_s
 
     def launch_s(self, costs: UnitCosts) -> Amount:
-        """Fixed costs of shards and column slices."""
+        """Return the fixed seconds of shards and column slices."""
         return self.column_slices * costs.column_slice_s + self.shards * costs.shard_s
 
     def phase_s(self, costs: UnitCosts) -> Float:
-        """Return all by phase, shape (8, ...); half of what is not exchanged is the lookup's."""
+        """Return seconds by phase, shape (8, ...); lookup and update share local work equally."""
         outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
         local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
         phase_s = np.zeros((ROWS, *np.shape(local_s)))
@@ -103,36 +103,36 @@ NO_EXTRAS = Extras()
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one shard, or the hits or misses of one, asks of each of its devices in a step."""
+    """A step's work of one shard, or of its cache's hits or misses, on each of its devices."""
 
     table: int  # Number of the table in the problem's profile.
     kind: ReadKind
-    # Bytes of weights, and of weights and state, of one row of the shard in HBM.
+    # Bytes of a row's weights, and of its weights and state, in HBM.
     weight_bytes: float
     row_bytes: float
-    # Lookups of a step, distinct rows among them, and vectors that they are pooled into.
+    # Number of lookups in a step, distinct rows that they read, and vectors after pooling.
     lookups: float
     rows: float
     vectors: float
-    # Numbers of the GPUs, or of servers after all GPUs, each of which does this: several only for
-    # replicas. Empty where `host` serves the shard by itself, to all its GPUs.
+    # Numbers of the devices that each do this work: GPUs, then servers. There are several only for
+    # replicas, and none if `host` serves the shard for all its GPUs.
     gpus: tuple[int, ...] = ()
     host: str = ""
-    # The first work of a shard has the shard's; the first of a group has the group's as well.
+    # Only a shard's first work has the shard's extras; a group's first work also has the group's.
     extras: Extras = NO_EXTRAS
-    # Bytes of weights and state of a row where it lies; 0 if as many as in HBM.
+    # Bytes of a row's weights and state in its home; 0 if as many as in HBM.
     home_bytes: float = 0.0
 
     @property
     def amounts(self) -> tuple[object, ...]:
-        """All but the device: works with the same take as long on GPUs that are alike."""
+        """Everything except the device. Works with equal amounts take equal time on equal GPUs."""
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
         return self.table, self.kind, sizes, self.lookups, self.rows, self.vectors, self.extras
 
     def seconds(self, costs: UnitCosts, shares: Float) -> Float:
-        """Return time of the GPU in each phase, extras included, and of its host's memory.
+        """Return seconds of each phase, with extras, and of the host's memory, shape (9,).
 
-        Of shape (9,); see `read_matrix`.
+        See `read_matrix`.
         """
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
         matrix = read_matrix(costs, self.kind, sizes, shares)
@@ -142,13 +142,13 @@ class Work:
 
     @property
     def units(self) -> tuple[float, ...]:
-        """What a resource does, in the order of `Rates`."""
+        """The amounts of work, in the order of the rates of `Rates`."""
         lookup_bytes, row_bytes = self.lookups * self.weight_bytes, self.rows * self.row_bytes
         vector_bytes = self.vectors * self.weight_bytes
         return self.lookups, lookup_bytes, self.rows, row_bytes, self.vectors, vector_bytes
 
     def resource_s(self, rates: Rates) -> float:
-        """Return the time of a resource with these rates."""
+        """Return the seconds of a resource with these rates."""
         return float(sum(map(mul, rates, self.units)))
 
 
@@ -157,7 +157,7 @@ Group = tuple[str, tuple[int, int], tuple[str, ...]]
 
 
 def group_of(shard: Shard) -> Group:
-    """Return a shard's group: on each device, a group's shards are pooled into one output."""
+    """Return a shard's group. On each device, a group's shards are pooled into one output."""
     return shard.table, shard.cols, shard.devices
 
 
@@ -170,15 +170,14 @@ def groups_of(plan: Plan) -> dict[Group, list[Shard]]:
 
 
 def host_pools(shards: Iterable[Shard]) -> bool:
-    """Return whether the host pools any rows of these shards."""
+    """Return whether a host pools any rows of these shards."""
     return any(shard.lookup == "host" and shard.row_count for shard in shards)
 
 
 def is_mapped(profile: TableProfile, shards: Sequence[Shard]) -> bool:
-    """Return whether a map says where the rows of a group's ids lie.
+    """Return whether the group needs a map from ids to the places of their rows.
 
-    They follow from ids where these are ranks, and the group has no more than hot and cold rows,
-    each one after the other.
+    One contiguous shard needs none. If ids are ranks, contiguous hot and cold shards need none.
     """
     most = 2 if profile.counts is None else 1
     return len(shards) > most or any(shard.rows[2] > 1 for shard in shards)
@@ -198,7 +197,7 @@ def work_of(problem: Problem, plan: Plan) -> list[Work]:
 def work_of_group(
     problem: Problem, table: int, shards: Sequence[Shard], *, column_slices: int
 ) -> list[Work]:
-    """Return the work of a group of shards of table number `table`, on all devices that hold them.
+    """Return the work of a group of shards of table number `table`, on all its devices.
 
     `column_slices` is how many column slices the table has.
     """
@@ -227,7 +226,7 @@ def work_of_group(
 def works_anywhere(
     problem: Problem, table: int, shards: Sequence[Shard], *, column_slices: int
 ) -> list[list[Work]]:
-    """Return the work of each shard of a group, whichever of its devices does it."""
+    """Return the work of each shard of a group, without naming the devices that do it."""
     spec = problem.profile.tables[table].table
     all_rows = sum(shard.row_count for shard in shards) == spec.rows
     is_slice = float(shards[0].width < spec.dim)
@@ -263,7 +262,7 @@ def works_anywhere(
 
 
 def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
-    """Return the reads of a shard on any device; hits and misses apart."""
+    """Return the work of reading a shard, without its device; hits and misses separately."""
     profile = problem.profile.tables[table]
     spec, samples = profile.table, problem.global_batch_size // len(shard.devices)
     step_lookups = samples * spec.lookups_per_sample
@@ -284,7 +283,7 @@ def _reads(problem: Problem, table: int, shard: Shard) -> list[Work]:
 
 
 def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
-    """Return the seconds of a row on a drive, if all GPUs of the host read equally many."""
+    """Return the seconds of a row on a host's drive that all GPUs of the host use equally."""
     host = topology.hosts_by_id[topology.gpus_by_id[gpu].host]
     if host.drive is None:
         raise PlanMismatchError(
@@ -295,13 +294,13 @@ def drive_row_s(topology: Topology, gpu: str, row_bytes: float) -> float:
 
 
 def drive_rows_per_s(topology: Topology, gpu: str) -> float:
-    """Return small rows that a GPU reads from its host's drive, and writes; 0 without one."""
+    """Return the small rows per second of a GPU from and to its host's drive; 0 without one."""
     has_drive = topology.hosts_by_id[topology.gpus_by_id[gpu].host].drive is not None
     return 1 / drive_row_s(topology, gpu, 1.0) if has_drive else 0.0
 
 
 def one_is_fastest(speeds: Collection[tuple[float, ...]]) -> bool:
-    """Return whether one GPU, of which each has several speeds, is as fast as any in all."""
+    """Return whether one GPU is the fastest in each of several speeds."""
     return tuple(map(max, zip(*speeds, strict=True))) in speeds
 
 
@@ -318,11 +317,11 @@ def exchange_of(
     all_rows: bool,
     column_slices: int = 1,
 ) -> dict[str, float]:
-    """Return fields of `Extras`: vectors and bytes that a GPU returns for a shard or exchanges.
+    """Return fields of `Extras`: a shard's output vectors, and the bytes that it exchanges.
 
-    A step has `lookups` in the shard, which read so many distinct `rows`; each of `replicas` GPUs
-    holds the slice of ranks `replicated`. `returns_bags` charges the group's pooled output to this
-    shard; `all_rows` says that the group has all rows of its columns.
+    In a step, the shard's `lookups` read `rows` distinct rows. Each of `replicas` GPUs holds the
+    slice of ranks `replicated`. Set `returns_bags` to include the group's pooled output, and
+    `all_rows` if the group has all rows of its columns.
     """
     profile = problem.profile.tables[table]
     spec, gpus = profile.table, len(problem.topology.gpus)
@@ -336,7 +335,7 @@ def exchange_of(
     else:
         global_lookups = problem.global_batch_size * spec.lookups_per_sample
         touched = slice_load(profile, replicated, global_lookups)[1]
-        # Where not every GPU has a replica, some serve others' samples too.
+        # If some GPUs have no replica, the others serve their samples too.
         others = with_own_part(1 - replicas / gpus, gpus)
         ids, outputs = ids * others, outputs * others
         gradients = outputs + replica_bytes(width, rows, touched, replicas, gpus)
@@ -350,13 +349,13 @@ def exchange_of(
 
 
 def only_link(costs: UnitCosts, kind: ReadKind) -> UnitCosts:
-    """Return unit costs of rows that a host reads by itself: the GPU's link alone."""
+    """Return unit costs with only the GPU's link, for rows that a host serves by itself."""
     link: dict[str, Any] = {kind: ReadCosts(link=costs.read(kind).link)}
     return costs._replace(**link)
 
 
 def column_slice_counts(plan: Plan) -> Counter[str]:
-    """Return column slices of each table, replicas aside. Columns in no shard are one more."""
+    """Count each table's column slices without replicas; missing columns count as one slice."""
     slices = {(shard.table, shard.cols) for shard in plan.shards if len(shard.devices) == 1}
     columns: Counter[str] = Counter()
     for name, (first, last) in slices:

@@ -1,10 +1,9 @@
 """`placer sweep`: which placement trains a DLRM fastest, over models and machines.
 
-The characterisation of Acun et al. (HPCA 2021, arXiv:2011.05497) with a cost model in place of
-their servers. `cost_models` says what the embeddings of each placement's plan cost, and
-`cost_models.dense` what the rest does. A step takes as long as what it waits for most: the GPUs,
-their host links, the hosts' memory, the network or the memory of parameter servers. docs/sweep.md
-says what of this is assumed.
+It repeats the study of Acun et al. (HPCA 2021, arXiv:2011.05497) with cost models instead of
+servers. A cost model gives the time of each plan's embeddings, and `cost_models.dense` the time of
+the dense part. A step takes as long as its slowest part: the GPUs, their host links, the hosts'
+memory, the network or the memory of parameter servers. docs/sweep.md lists the assumptions.
 """
 
 from cost_models.sweep.models_and_machines import (

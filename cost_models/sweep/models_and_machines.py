@@ -1,4 +1,4 @@
-"""The models that `placer sweep` trains on paper, and the machines, with what their CPUs do."""
+"""The models and machines of `placer sweep`, with the FLOP rates of GPUs and CPUs."""
 
 import itertools
 import re
@@ -22,16 +22,16 @@ from placer.topology.topology import Topology
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A DLRM whose tables are all alike, and its batch.
+    """A DLRM with equal tables, and its batch.
 
-    The defaults are those of the test suite of Acun et al. (section V), as far as they are
-    recalled; `dim`, `skew` and the batch being that of one GPU are assumptions. docs/sweep.md.
+    The defaults follow the test suite of Acun et al. (section V), recalled from memory. `dim`,
+    `skew` and a batch per GPU are assumptions; see docs/sweep.md.
 
-    `dense` and `sparse` are the numbers of features of the two kinds, `rows` those of each table:
-    the hash size. The bottom and the top MLP have `depth` hidden layers of `width` columns. `batch`
-    is samples per GPU and step; trainers on CPUs have batches of their own. `pooling` is lookups
-    per sparse feature and sample, `dim` the columns of the tables, `skew` the Zipf exponent of the
-    accesses; 0 is uniform.
+    `dense` and `sparse` are the numbers of dense and sparse features. Each table has `rows` rows
+    (the hash size) of `dim` columns. Both MLPs have `depth` hidden layers of `width` columns.
+    `batch` is the number of samples per GPU and step; CPU trainers have their own. `pooling` is the
+    number of lookups per sparse feature and sample. `skew` is the Zipf exponent of accesses; 0 is
+    uniform.
 
     Raises ProblemError if a value is less than 1, or the skew less than 0.
     """
@@ -61,11 +61,11 @@ class Setting:
 
     @property
     def embedding_key(self) -> tuple[float, ...]:
-        """All that the cost of the embeddings depends on."""
+        """All values that the cost of the embeddings depends on."""
         return (self.sparse, self.rows, self.pooling, self.dim, self.skew)
 
     def profile(self, tables: int | None = None) -> Profile:
-        """Make the tables, or the first few, with accesses by Zipf's law; ids are ranks."""
+        """Return a profile of the first `tables` tables with Zipf accesses; ids are ranks."""
         cdf = zipf_cdf(self.rows, self.skew)
         made = (
             TableProfile(_table(self, number), cdf, zipf_exponent=self.skew)
@@ -75,7 +75,7 @@ class Setting:
         return Profile(tuple(made), source=source)
 
     def with_values(self, values: Mapping[str, float]) -> "Setting":
-        """Return the setting with other values on some axes."""
+        """Return the setting with other values of some axes."""
         changes: dict[str, Any] = {
             axis: value if axis == "skew" else int(value) for axis, value in values.items()
         }
@@ -99,7 +99,7 @@ AXES: dict[str, tuple[float, ...]] = {
     "dim": (16, 32, 64, 128, 256),
     "skew": (0.0, 0.6, 0.8, 1.05, 1.3),
 }
-"""Values of each axis that are swept where nobody says which."""
+"""Default values of each axis."""
 
 DEFAULT_AXES = ("dense", "sparse", "rows", "width", "depth", "batch", "pooling", "dim")
 
@@ -109,14 +109,14 @@ MODELS: dict[str, Setting] = {
     "m2": Setting(dense=504, sparse=13, rows=10_000_000, pooling=17, width=1024),
     "m3": Setting(dense=809, sparse=127, rows=10_000_000, pooling=49),
 }
-"""The test suite, and the production models of the paper's table II with tables of tens (M1,
-M2) and hundreds (M3) of gigabytes. See docs/sweep.md for what is recalled and what assumed."""
+"""The test suite, and the production models of the paper's table II with tens (M1, M2) and hundreds
+(M3) of gigabytes of tables. docs/sweep.md says which values are recalled and which are assumed."""
 
 
 def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
-    """Return what ``sparse=4,16,64`` or ``sparse`` says: an axis and its values.
+    """Parse ``sparse=4,16,64``, or ``sparse`` for default values; return the axis and its values.
 
-    Raises a `ProblemError` if there is no such axis, or a value is no number that it can have.
+    Raises a `ProblemError` if there is no such axis, or a value is not valid for it.
     """
     axis, _, listed = (part.strip() for part in text.partition("="))
     if axis not in AXES:
@@ -139,9 +139,9 @@ def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
 def cases(
     base: Setting, axes: Mapping[str, Sequence[float]], *, grid: bool = False
 ) -> list[tuple[dict[str, float], Setting]]:
-    """Return the settings to look at, each with the values that were changed for it.
+    """Return the settings of a sweep, each with its changed values.
 
-    One axis at a time, the others as in `base`; or all combinations, as a grid.
+    Change one axis of `base` at a time, or take all combinations if `grid`.
     """
     if grid:
         combined = itertools.product(*axes.values())
@@ -171,19 +171,19 @@ _CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")
 _MOST_SERVERS = 1024
 
 _EMULATED_SHARE = 0.25
-"""Of this machine's memory: what an emulated GPU has where nobody says."""
+"""Default share of this machine's memory for an emulated GPU."""
 
 _PRODUCT = (1600, 512, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A machine, or several CPU servers, which have no topology.
+    """A machine with GPUs, or several CPU servers without a topology.
 
-    The FLOP rates are those of one GPU, meaningless for CPU servers, and of the CPUs of one host,
-    the `server`; `sources` says where they come from, beside `Topology.sources`. The bandwidth of
-    the network is that of one host, each way, None where it is not known. `servers` counts
-    trainers and parameter servers together; it is 1 for other machines.
+    `gpu` is the FLOP rate of one GPU, meaningless for CPU servers, and `cpu` of all CPUs of one
+    host, the `server`. `sources` says where rates come from, besides `Topology.sources`.
+    `network_bytes_per_s` is one host's bandwidth each way; None if unknown. `servers` counts
+    trainers and parameter servers together; it is 1 for machines with GPUs.
     """
 
     name: str
@@ -197,11 +197,11 @@ class Platform:
 
 
 def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None = None) -> Platform:
-    """Make the machine of a name: a preset of topologies, ``Nxcpu`` servers, or ``auto``.
+    """Return the machine of a name: a preset of topologies, ``Nxcpu`` servers, or ``auto``.
 
-    `hbm` and `dram` are the memory of each GPU and of each host that embeddings may take.
+    Embeddings may take `hbm` of each GPU and `dram` of each host.
 
-    Raises a `TopologyError` if it is none of these.
+    Raises a `TopologyError` for other names.
     """
     name = text.strip().lower()
     servers = _CPU_SERVERS.fullmatch(name)
@@ -250,10 +250,10 @@ def _cpu_servers(name: str, count: int, dram: str | int | None) -> Platform:
 
 
 def server_topology(server: Host) -> Topology:
-    """Return one host that serves lookups by itself.
+    """Return a topology of one host that serves lookups by itself.
 
-    A topology has a GPU; here it is one without memory, which stands for the CPUs that take the
-    pooled rows, at the bandwidth of the host's memory.
+    As a topology needs a GPU, it has a GPU without memory. This GPU stands for the CPUs that take
+    the pooled rows, at the bandwidth of the host's memory.
     """
     gpu = Gpu("gpu:0", server.id, 0, server.dram_bytes_per_s, 0.0)
     link = Link("gpu:0", server.id, "pcie", server.dram_bytes_per_s)
@@ -275,7 +275,7 @@ def _this_machine(hbm: str | int | None, dram: str | int | None) -> Platform:
 
 
 def _measured_flops(device: str) -> float:
-    """Operations per second of a product of an MLP's usual size."""
+    """Measure operations per second of a matrix product of an MLP's usual size."""
     import torch
 
     samples, inputs, outputs = _PRODUCT

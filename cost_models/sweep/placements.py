@@ -1,6 +1,6 @@
-"""The plans that `placer sweep` compares: one for each way to place tables that are all alike.
+"""The plans that `placer sweep` compares: one for each way to place equal tables.
 
-Tables alike need no search: dealt out in turn, they are balanced as well as can be.
+Equal tables need no search: dealing them out in turn gives the best balance.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from placer.tables import Table
 
 PlanOf = Callable[[Problem, CostModel], Plan]
 Parts = Callable[[Table, str, int], list[Shard]]
-"""The shards of a table on a GPU of that id, so many of whose rows are in HBM."""
+"""Returns a table's shards, given the table, a GPU's id and the number of rows in HBM."""
 
 
 def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
@@ -26,7 +26,7 @@ def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
     def with_buffers(shard: Shard) -> Shard:
         first = (shard.table, shard.devices) not in charged
         charged.add((shard.table, shard.devices))
-        # Of tables that are alike, the same part takes the same buffers wherever it is.
+        # Tables are equal, so the same part needs the same buffers on every device.
         key = (first, shard.rows, shard.memory, shard.lookup, shard.cache_rows)
         if key not in sized:
             sized[key] = model.with_buffers(problem, 0, shard, returns_bags=first)
@@ -36,7 +36,7 @@ def _plan(problem: Problem, model: CostModel, shards: list[Shard]) -> Plan:
 
 
 def _whole_tables(memory: Memory, lookup: Lookup, on_hosts: bool = False) -> PlanOf:
-    """Return plans in which each table is whole, on the GPUs in turn or on the hosts."""
+    """Return a maker of plans with whole tables, dealt out to GPUs or to hosts."""
 
     def plan(problem: Problem, model: CostModel) -> Plan:
         devices = problem.topology.hosts if on_hosts else problem.topology.gpus
@@ -50,11 +50,11 @@ def _whole_tables(memory: Memory, lookup: Lookup, on_hosts: bool = False) -> Pla
 
 
 pooled_by_host = _whole_tables("dram", "host", on_hosts=True)
-"""Places all rows in host memory, where CPUs pool them for all GPUs: a parameter server."""
+"""Places all rows in host memory; CPUs pool them for all GPUs, like a parameter server."""
 
 
 def by_rows(problem: Problem, model: CostModel) -> Plan:
-    """Deal the rows of each table out over the memories of all GPUs."""
+    """Deal out the rows of each table to the HBM of all GPUs."""
     gpus = problem.topology.gpus
     shards = []
     for table in (one.table for one in problem.profile):
@@ -65,20 +65,20 @@ def by_rows(problem: Problem, model: CostModel) -> Plan:
 
 
 def _hot_and_cold(table: Table, gpu: str, hot: int) -> list[Shard]:
-    """Place the hottest rows in the GPU's memory, the others in its host's."""
+    """Place the hottest `hot` rows in the GPU's memory, the others in its host's."""
     in_hbm = whole_table_shard(table, gpu, "hbm", "device", (0, hot, 1))
     cold = whole_table_shard(table, gpu, "dram", "staged", (hot, table.rows, 1))
     return [shard for shard in (in_hbm, cold) if shard.row_count]
 
 
 def _behind_cache(table: Table, gpu: str, cached: int) -> list[Shard]:
-    """Place all rows in host memory, behind a cache of so many."""
+    """Place all rows in host memory, behind a cache of `cached` rows."""
     whole = whole_table_shard(table, gpu, "dram", "cached" if cached else "uva")
     return [replace(whole, cache_rows=cached)]
 
 
 def _filled(parts: Parts) -> PlanOf:
-    """Return plans whose tables have as many rows in HBM as fit, the same number on one GPU."""
+    """Return a maker of plans that fill HBM, with equally many rows of all tables on a GPU."""
 
     def plan(problem: Problem, model: CostModel) -> Plan:
         gpus, tables = problem.topology.gpus, [one.table for one in problem.profile]
@@ -99,8 +99,8 @@ def _filled(parts: Parts) -> PlanOf:
 def _most_rows(problem: Problem, model: CostModel, number: int, parts: Parts, room: int) -> int:
     """Find the most rows of table `number` that take at most `room` bytes of HBM.
 
-    Bytes may fall over the first rows, which save more of staging than they take, but once
-    they grow they grow for good: so bisection finds the last number that fits.
+    Over the first rows, bytes may fall, as these rows save more staging buffer than they take.
+    After that they only grow. So bisection finds the last number that fits.
     """
     table, gpus = problem.profile.tables[number].table, problem.topology.gpus
 
@@ -123,7 +123,7 @@ def _most_rows(problem: Problem, model: CostModel, number: int, parts: Parts, ro
 
 
 def shortage(plan: Plan) -> Shortage | None:
-    """Return what the device that is overfilled most is short of, or None if the plan fits."""
+    """Return what the most overfilled device is short of, or None if the plan fits."""
     worst = min(device_memory(plan).values(), key=lambda use: use.free_bytes)
     if worst.free_bytes >= 0:
         return None
@@ -137,8 +137,8 @@ def shortage(plan: Plan) -> Shortage | None:
 class Placement:
     """A way to place all tables.
 
-    It has a plan on GPUs, None where tables are with servers or there are no GPUs to use. Bytes on
-    the host link come ahead of the step, or else the GPU waits for them.
+    `plan` makes its plan on GPUs; None if tables are on servers or no GPU is used. `copies_ahead`
+    says that bytes cross the host link ahead of the step; otherwise the GPU waits for them.
     """
 
     name: str
@@ -156,8 +156,8 @@ PLACEMENTS: dict[str, Placement] = {
         Placement("host-staged", _whole_tables("dram", "staged")),
         Placement("host-read", _whole_tables("dram", "uva"), copies_ahead=False),
         Placement("host-pooled", pooled_by_host),
-        Placement("remote"),  # In the memory of CPU servers, which pool and send.
-        Placement("cpu"),  # In host memory, with dense layers on CPUs too.
+        Placement("remote"),  # On CPU servers, which send pooled rows.
+        Placement("cpu"),  # In host memory; dense layers on CPUs, too.
     )
 }
-"""By name; docs/sweep.md describes each."""
+"""All placements by name; docs/sweep.md describes them."""

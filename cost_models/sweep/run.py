@@ -1,4 +1,4 @@
-"""Every placement of every setting on every platform."""
+"""Run a sweep: cost every placement of every setting on every platform."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +18,14 @@ from placer.topology.topology import Topology
 from placer.units import format_bytes
 
 CPU_BATCH = 200
-"""Samples of a CPU trainer's step: as recalled from Acun et al., section V."""
+"""Samples in a CPU trainer's step, recalled from Acun et al., section V."""
 
 _ID_BYTES = 8
 _FLOAT_BYTES = 4
 
 
 class ImpossibleError(PlacerError):
-    """A placement that a platform does not allow; caught where points are made."""
+    """Raised for a placement that is not possible on a platform; `Steps.point` catches it."""
 
     def __init__(self, detail: str, shortage: Shortage | None = None) -> None:
         super().__init__(detail)
@@ -40,14 +40,14 @@ def _too_small(shortage: Shortage, name: str | None = None) -> ImpossibleError:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one placement of one setting does on one platform.
+    """The result of one placement of one setting on one platform.
 
-    The setting has the values in `varied` on axes where it is not the sweep's base. Times and
-    samples per second are None where the placement is not possible: `shortage` tells the memory
-    that is too small, if that is why, and `detail` the reason, or else what is special. With CPU
-    servers, a step is the time in which every trainer does one batch. It takes as long as the
-    longest of its parts, which it `waits_for`. `hbm_lookup_share` of lookups are served from HBM;
-    `extra_servers` are further machines that the placement needs.
+    `varied` has the values that differ from the sweep's base. If the placement is not possible,
+    times and samples per second are None, `detail` has the reason, and `shortage` the memory that
+    is too small, if any. Otherwise `detail` may have a remark. With CPU servers, a step is the time
+    in which every trainer does one batch. A step takes as long as its longest part, `waits_for`.
+    `hbm_lookup_share` is the share of lookups in HBM, and `extra_servers` the number of additional
+    machines.
     """
 
     platform: str
@@ -65,14 +65,14 @@ class Point:
 
 
 class _ServerLoad(NamedTuple):
-    """What one table takes of a server that pools it: seconds of its memory a step, and bytes."""
+    """Seconds of memory per step, and bytes, that one table takes of a server that pools it."""
 
     dram_s: float
     held_bytes: int
 
 
 class Embeddings:
-    """Costs of embeddings, computed once: they do not depend on the dense layers."""
+    """Costs of embeddings, computed once, as they do not depend on the dense layers."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
@@ -82,7 +82,7 @@ class Embeddings:
     def report(
         self, name: str, topology: Topology, setting: Setting, placement: Placement
     ) -> CostReport:
-        """Return what a placement on the GPUs of the platform of that name costs."""
+        """Return the cost of a placement's embeddings on the GPUs of platform `name`."""
         key = (name, placement.name, setting.batch, *setting.embedding_key)
         if key not in self._reports:
             assert placement.plan is not None, "servers have no plan on GPUs"
@@ -96,7 +96,7 @@ class Embeddings:
         return report
 
     def server_load(self, server: Host, setting: Setting, samples: int) -> _ServerLoad:
-        """Return what one of the tables takes of a server, for a step of so many samples."""
+        """Return one table's load of a server, for a step of `samples` samples."""
         key = (server, samples, *setting.embedding_key)
         if key not in self._loads:
             problem = Problem(setting.profile(1), server_topology(server), samples)
@@ -109,7 +109,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of one setting on one platform."""
+    """Costs the placements of one setting on one platform."""
 
     platform: Platform
     setting: Setting
@@ -118,7 +118,7 @@ class Steps:
     parameter_servers: int
 
     def point(self, placement: Placement) -> Point:
-        """Cost a placement, or say why the platform or the cost model cannot have it."""
+        """Return the point of a placement, with its cost or the reason why it is not possible."""
         try:
             return self._costed(placement)
         except ImpossibleError as error:
@@ -138,7 +138,7 @@ class Steps:
         return self._point(placement, **speed, parts_s=parts_s, waits_for=waits_for, **more)
 
     def _costed(self, placement: Placement) -> Point:
-        """Cost a placement; raises `ImpossibleError` where the platform cannot have it."""
+        """Cost a placement; raises `ImpossibleError` if it is not possible on the platform."""
         if placement.name == "cpu":
             return self._on_cpus()
         topology = self.platform.topology
@@ -165,7 +165,7 @@ class Steps:
         return self._step(placement.name, samples, parts, hbm_lookup_share=share)
 
     def _remote(self, topology: Topology) -> Point:
-        """Cost tables on CPU servers, which pool for the GPUs and update."""
+        """Cost tables on CPU servers, which pool rows for the GPUs and update them."""
         setting, servers = self.setting, self.parameter_servers
         if self.platform.network_bytes_per_s is None:
             raise ImpossibleError(f"the network of {self.platform.name} is not known")
@@ -192,7 +192,7 @@ class Steps:
         return self._step("remote", samples, parts, detail=words, extra_servers=servers)
 
     def _on_cpus(self) -> Point:
-        """Trainers and parameter servers on CPUs; one server is both."""
+        """Cost the best split into trainers and parameter servers; a single server is both."""
         platform, tables = self.platform, self.setting.sparse
         servers = len(platform.topology.hosts) if platform.topology else platform.servers
         if servers == 1:
@@ -204,7 +204,7 @@ class Steps:
             try:
                 steps.append(self._with_trainers(trainers, servers - trainers))
             except ImpossibleError:
-                if not steps:  # Of the most parameter servers, which lack least.
+                if not steps:  # With the most parameter servers, the least is short.
                     raise
                 break
         return max(steps, key=lambda step: step.samples_per_s or 0.0)
@@ -219,7 +219,7 @@ class Steps:
         parts = {
             "cpu": self._cpu_compute_s,
             "network": sent / port,
-            # A server serves the steps of all trainers, one after the other.
+            # A server serves all trainers, one after the other.
             "servers' memory": trainers * tables * load.dram_s,
             "servers' network": trainers * sent * tables / setting.sparse / port,
         }
@@ -232,7 +232,7 @@ class Steps:
         return tuple(dense_cost(network, topology, gpu, batch, rate) for gpu in topology.gpus)
 
     def _load(self, server: Host, samples: int, tables: int, name: str) -> _ServerLoad:
-        """Return what each of `tables` tables takes of a server; raises where they do not fit."""
+        """Return the load of each of `tables` tables on a server; raises if they do not fit."""
         load = self.embeddings.server_load(server, self.setting, samples)
         short = tables * load.held_bytes - server.memory_bytes
         if short > 0:
@@ -246,27 +246,27 @@ class Steps:
 
     @property
     def _network_bytes(self) -> float:
-        """Bytes of a sample in the busier direction: ids and gradients out, to the servers."""
+        """Bytes of a sample's ids and gradients to the servers, the busier direction."""
         setting = self.setting
         row_bytes = setting.dim * _FLOAT_BYTES
         return float(setting.sparse * (setting.pooling * _ID_BYTES + row_bytes))
 
 
 def _shared(topology: Topology, gpu: str, between_s: float) -> float:
-    """Return the time between GPUs if it passes over the host link, else 0."""
+    """Return the time of traffic between GPUs if it crosses the host link, otherwise 0."""
     alone = topology.peer_bytes_per_s(gpu) > topology.host_link_bytes_per_s(gpu)
     return 0.0 if alone else between_s
 
 
 PARAMETER_SERVERS = 8
-"""CPU servers that hold the tables of placement ``remote``; an assumption."""
+"""Default number of CPU servers with the tables of placement ``remote``; an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All points, platform by platform, case by case, in the order of `placements`.
+    """All points of a sweep, by platform, then by case, then in the order of `placements`.
 
-    As a `grid`, axes were varied together, not one at a time.
+    With `grid`, all combinations of axes were tried; otherwise one axis at a time was varied.
     """
 
     base: Setting
@@ -280,7 +280,7 @@ class Sweep:
     def ranked(self, platform: str, varied: Mapping[str, float]) -> tuple[Point, ...]:
         """Return the possible placements of a case on a platform, the fastest first.
 
-        Placements that need further machines come last. Equals keep the order of `placements`.
+        Placements that need additional machines come last. Ties keep the order of `placements`.
         """
         possible = [
             point
@@ -303,7 +303,7 @@ def sweep(
     on_point: Callable[[float, float | None, str], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Sweep:
-    """Try every placement of every case on every platform.
+    """Cost every placement of every case on every platform.
 
     Raises ProblemError if a placement is unknown, there is no platform or axis, or a platform is
     named twice.
@@ -311,11 +311,11 @@ def sweep(
     Parameters
     ----------
     axes : mapping of axis to values
-        What is varied: one axis at a time, the others as in `base`, or with `grid` together.
+        Values to try: one axis at a time, the others as in `base`, or all combinations if `grid`.
     parameter_servers : int
-        CPU servers of placement ``remote``.
+        Number of CPU servers of placement ``remote``.
     on_point : callable, optional
-        Called after each case with how many cases are done, how many there are, and the platform.
+        Called after each case with the cases done, the number of cases, and the platform's name.
     stop : callable, optional
         Called before each case; if it returns true, the sweep ends with the points so far.
 

@@ -1,4 +1,4 @@
-"""TorchRec's own estimators, asked about tables of a problem. Importing this needs torchrec."""
+"""Call TorchRec's own estimators for tables of a problem. Importing this needs torchrec."""
 
 import math
 from collections.abc import Mapping
@@ -55,21 +55,21 @@ OPTIMIZERS: dict[str, type] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": RowWiseAdagrad,
-    "adam": torch.optim.Adam,  # It knows no SparseAdam; the state is the same.
+    "adam": torch.optim.Adam,  # TorchRec has no SparseAdam, but the state is the same.
 }
-"""By which TorchRec knows how much state a row has."""
+"""The optimizer classes that tell TorchRec the size of a row's state."""
 
 MODULE_PATHS = {True: "embeddings", False: "sequences"}
-"""Where the planner finds pooled tables and others in a model."""
+"""The path in a model at which the planner finds pooled tables (True) and others (False)."""
 
 _META = torch.device("meta")
 
 
 class Many(np.ndarray[Any, np.dtype[np.float64]]):
-    """Many load factors for which TorchRec's formulas are asked at once.
+    """An array of load factors that TorchRec's formulas take in place of one number.
 
-    They are written for one number; all that they do to it, besides arithmetic, is to round
-    it up or to the nearest and to assert that it is positive.
+    Besides arithmetic, the formulas only round the number and assert that it is positive, which
+    this class supports.
     """
 
     def __bool__(self) -> bool:
@@ -83,10 +83,10 @@ class Many(np.ndarray[Any, np.dtype[np.float64]]):
 
 
 class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
-    """A table's profile as TorchRec's planner wants it: distinct rows, and misses of a cache.
+    """A table's profile for TorchRec's planner: distinct rows, and misses of a cache.
 
-    A cache of k rows holds the k hottest, so the distinct rows of a global batch that miss it
-    are those expected among the others.
+    A cache of k rows holds the k hottest rows. So the distinct rows of a global batch that miss it
+    are those expected among the other rows.
     """
 
     def __init__(self, profile: TableProfile, samples: int) -> None:
@@ -94,15 +94,15 @@ class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
         self._unique = profile.unique_at_ranks(samples * profile.table.lookups_per_sample)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ProfileCacheStatistics":
-        return self  # The planner copies options by the thousand; these never change.
+        return self  # The planner copies thousands of options; these statistics never change.
 
     @property
     def expected_lookups(self) -> float:
-        """Distinct rows of a global batch."""
+        """The expected number of distinct rows in a global batch."""
         return float(self._unique[-1])
 
     def expected_miss_rate(self, clf: Any) -> Any:
-        """Return the share of them that a cache of `clf` of the rows lacks."""
+        """Return the share of distinct rows that miss a cache with the share `clf` of rows."""
         total = self._unique[-1]
         if not total > 0:
             return clf * 0.0
@@ -112,7 +112,7 @@ class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
 
     @property
     def cacheability(self) -> float:
-        """Area under the miss rate over load factors: 0 for tables that cache well."""
+        """The area under the curve of miss rate over load factor: 0 for tables that cache well."""
         if not self._unique[-1] > 0:
             return 0.0
         rates = 1 - self._unique / self._unique[-1]
@@ -121,7 +121,7 @@ class ProfileCacheStatistics(CacheStatistics):  # type: ignore[misc]
 
 
 def torchrec_topology(topology: Topology, bandwidths: Bandwidths) -> TorchRecTopology:
-    """Return machine as TorchRec describes it: equal ranks, and each rank's part of its host."""
+    """Return a machine as TorchRec describes it: equal ranks, each with a part of its host."""
     for server in topology.servers:
         raise TopologyError(
             f"TorchRec's ranks are GPUs, and {server.id} of {topology.name!r} has none: leave "
@@ -155,7 +155,7 @@ def torchrec_topology(topology: Topology, bandwidths: Bandwidths) -> TorchRecTop
 
 
 def _bandwidths(topology: Topology) -> dict[str, float]:
-    """Return a machine's bandwidths in bytes per millisecond, as TorchRec has them."""
+    """Return a machine's bandwidths by TorchRec's names, in bytes per millisecond."""
 
     def same(name: str, values: set[float]) -> float:
         if len(values) > 1:
@@ -178,7 +178,7 @@ def _bandwidths(topology: Topology) -> dict[str, float]:
 
 
 def input_lengths(table: Table) -> tuple[list[float], bool]:
-    """Mean ids per sample of each feature, and whether they are pooled."""
+    """Return the mean ids per sample of each feature, and whether they are pooled."""
     poolings = {feature.pooling for feature in table.features}
     if "max" in poolings or ("none" in poolings and len(poolings) > 1):
         raise ProblemError(
@@ -189,7 +189,7 @@ def input_lengths(table: Table) -> tuple[list[float], bool]:
 
 
 def weight(table: Table) -> torch.Tensor:
-    """Return a table's weights on the meta device, and the optimizer of its state."""
+    """Return a table's weights on the meta device, labelled with their optimizer."""
     # TorchRec's formulas divide by the number of weights.
     shape = max(1, table.rows), table.dim
     tensor = torch.empty(shape, dtype=getattr(torch, table.dtype), device=_META)
@@ -198,7 +198,7 @@ def weight(table: Table) -> torch.Tensor:
 
 
 def even_column_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
-    """Return column slices as TorchRec's enumerator divides a table."""
+    """Return the widths of a table's column slices in TorchRec's enumerator."""
     sizes, _ = calculate_shard_sizes_and_offsets(
         weight(table), 1, 1, "column_wise", col_wise_shard_dim=min_partition
     )
@@ -232,7 +232,7 @@ class Estimates:
                 )
             }
         )
-        # What the planner's enumerator asks by default.
+        # The default estimator of the planner's enumerator.
         self._perf = EmbeddingPerfEstimatorFactory.create(
             DEFAULT_PERF_ESTIMATOR, topology=self.topology
         )
@@ -256,7 +256,7 @@ class Estimates:
     ) -> TorchRecOption:
         """Return TorchRec's sharding option of a table, without estimates.
 
-        `load_factor` replaces that of `sharding`; it may be `Many`.
+        `load_factor` replaces the load factor of `sharding`, and may be `Many`.
         """
         table = profile.table
         lengths, pooled = input_lengths(table)
@@ -285,7 +285,7 @@ class Estimates:
         )
 
     def estimate(self, options: list[TorchRecOption]) -> None:
-        """Have TorchRec write times (in ms) and bytes into the options' shards."""
+        """Let TorchRec write times (in ms) and bytes into the options' shards."""
         self._perf.estimate(options, sharder_data_map=self._sharders)
         self._storage.estimate(options, sharder_data_map=self._sharders)
 
@@ -304,16 +304,16 @@ def curve(
     *,
     is_replica: bool,
 ) -> CostCurve:
-    """Return a shard's cost with none of its rows in HBM, with caches of many sizes, and with all.
+    """Return a shard's cost curve: no row in HBM, caches of many sizes, and all rows in HBM.
 
-    A replica has all of them there: one point.
+    The curve of a replica has one point, with all rows in HBM.
     """
     table, rows = profile.table, block.rows
     row_bytes = table.bytes_per_row(block.width)
     options, timed, caches = [], [], np.zeros(0)
     if not is_replica:
         options.append(estimates.option(profile, Sharding(kind, "fused_uvm", (block,))))
-        # A table has one load factor: its blocks of rows are asked at those of the largest.
+        # A table has one load factor, so all its row blocks take the points of the largest block.
         largest = largest_block(estimates, table, kind, block)
         points = _cache_points(largest.rows)
         caches = np.rint(points * (rows / max(1, largest.rows)))
@@ -336,7 +336,7 @@ def curve(
     hbm_bytes = np.maximum(_joined(option.shards[0].storage.hbm for option in options), own)
     if timed:
         options[1] = timed[0]
-    # Launches, splits and DRAM bandwidth are not in TorchRec's model.
+    # TorchRec's model has no launches, splits or bandwidth of DRAM.
     return CostCurve(
         hot_rows=hot.astype(np.int64),
         gpu_s=_joined(option.shards[0].perf.total for option in options) * _MS,
@@ -352,7 +352,7 @@ def curve(
 def shard_buffer_bytes(
     estimates: Estimates, profile: TableProfile, shard: Shard, kind: ShardingType, kernel: Kernel
 ) -> int:
-    """Return HBM that TorchRec counts for a shard beyond the plan's own rows and caches."""
+    """Return the HBM bytes that TorchRec counts for a shard besides its rows and cache."""
     table = profile.table
     block = Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], 0)
     factor, own = None, 0
@@ -369,7 +369,7 @@ def shard_buffer_bytes(
 
 
 def largest_block(estimates: Estimates, table: Table, kind: ShardingType, block: Block) -> Block:
-    """Return the table's largest row block; `block` itself if it is no row block."""
+    """Return the table's largest row block, or `block` if the table has no row blocks."""
     if kind not in ("row_wise", "table_row_wise", "grid_shard"):
         return block
     topology = estimates.topology
@@ -378,15 +378,15 @@ def largest_block(estimates: Estimates, table: Table, kind: ShardingType, block:
 
 
 def _load_factor(cache_rows: Any, rows: int, largest: int) -> Any:
-    """Load factor that a cache's bytes are counted by.
+    """Return the load factor from which TorchRec computes a cache's bytes.
 
-    That of a smaller block was rounded to rows, so the table's may be half a row more.
+    The cache of a smaller block was rounded to rows, so the table's factor may be half a row more.
     """
     return np.minimum(1.0, (cache_rows + (0.5 if rows < largest else 0.0)) / rows)
 
 
 def _cache_points(rows: int) -> Float:
-    """Cache sizes of a curve, between none and all of `rows` rows: small ones are close."""
+    """Return a curve's cache sizes between 1 and all but one row, more of them small."""
     if rows < 2:
         return np.zeros(0)
     spread = np.concatenate(

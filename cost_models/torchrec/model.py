@@ -1,14 +1,13 @@
-"""Step time and memory as TorchRec's planner counts them: its own estimators are asked.
+"""The TorchRec cost model: step time and memory from the estimators of TorchRec's planner.
 
-The time of a rank is the sum of `Perf.total` over its shards and the step takes as long as
-the slowest rank, which is how the planner rates plans (`NoopPerfModel`). A table is placed
-whole, in even column slices, in contiguous row blocks over all GPUs or those of one host, in a
-grid of both, or replicated. Its rows are in HBM (kernel ``fused``), in DRAM and read in place
-(``fused_uvm``), or in DRAM with a cache in HBM (``fused_uvm_caching``), whose misses come from the
-profile. docs/torchrec.md tells what the formulas leave out.
+The time of a rank is the sum of `Perf.total` over its shards, and the step takes as long as the
+slowest rank. The planner rates plans in the same way (`NoopPerfModel`). A table is placed whole, in
+even column slices, in contiguous row blocks over all GPUs or one host's GPUs, in a grid of both, or
+replicated. Its rows are in HBM (kernel ``fused``), in DRAM and read in place (``fused_uvm``), or in
+DRAM with a cache in HBM (``fused_uvm_caching``). Misses of caches come from the profile.
+docs/torchrec.md says what the formulas leave out.
 
-No formula is repeated here. A curve is one call of the estimators with all load factors at
-once.
+This module repeats no formula. One call of the estimators with all load factors makes a curve.
 """
 
 from collections import defaultdict
@@ -52,17 +51,17 @@ class TorchRec(CostModel):
     Parameters
     ----------
     prefetch_pipeline : bool
-        Whether caches are filled ahead of the step by TorchRec's prefetching pipeline: cached
-        rows are then read as fast as rows in HBM, and misses cost their copy alone.
+        Whether TorchRec's prefetching pipeline fills caches ahead of the step. Then cached rows
+        are read as fast as rows in HBM, and misses only cost their copy.
     bandwidths : {"torchrec", "topology"}
         TorchRec's default bandwidths, or those of the problem's machine.
     min_partition : int or None
-        The narrowest column slice, like TorchRec's constraint of that name; by default
-        128, so that narrower tables are not sharded by columns.
+        The narrowest column slice, like TorchRec's constraint of this name. The default is 128,
+        so narrower tables are not sharded by columns.
     replicate : bool
-        Whether tables are replicated in the search. TorchRec does not apply an optimizer of the
-        backward pass to replicas, so only models whose tables the optimizer of the dense layers
-        updates can train such plans.
+        Whether solvers may replicate tables. TorchRec does not apply an optimizer of the backward
+        pass to replicas. So only models that update tables with the optimizer of the dense layers
+        can train such plans.
     """
 
     uniform_splits = True
@@ -82,12 +81,12 @@ class TorchRec(CostModel):
             "min_partition": min_partition,
         }
         self._replicate = replicate
-        # Of the last problem that was asked about, and only as long as this model lives.
+        # Estimators and curves of the last problem.
         self._estimates: Estimates | None = None
         self._curves: dict[tuple[object, ...], CostCurve] = {}
 
     def identity(self) -> Any:
-        """Return all that answers depend on besides source, as JSON: by it plans are kept."""
+        """Return the options and TorchRec's versions as JSON, for the key of the plan cache."""
         asked = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
         found = {str(one.name).lower().replace("_", "-"): one.version for one in distributions()}
         return [self._options, self._replicate, [found.get(name) for name in asked]]
@@ -112,7 +111,7 @@ class TorchRec(CostModel):
         return self._estimates
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-        """See `CostModel.sharding_options`: those of TorchRec's enumerator."""
+        """Return the options of TorchRec's enumerator. See `CostModel.sharding_options`."""
         self.estimates(problem)
         from cost_models.torchrec.estimates import even_column_widths
 
@@ -123,7 +122,7 @@ class TorchRec(CostModel):
         column_widths = even_column_widths(spec, self._options["min_partition"])
         if len(column_widths) > 1:
             options.append(ShardingOption(1, column_widths, cold="cached"))
-        # Of a table of few rows some GPUs would get none, at the same charge.
+        # With few rows, some GPUs would have none, but TorchRec would charge the same.
         start, stop = even_blocks(spec.rows, len(gpus))[-1]
         if start < stop:
             options.append(ShardingOption(len(gpus), cold="cached", blocked=True))
@@ -173,8 +172,8 @@ class TorchRec(CostModel):
     def cost_curve(self, problem: Problem, shard: TableShard, gpu: int) -> CostCurve:
         """Return the cost of a shard over its hot rows. See `CostModel.cost_curve`.
 
-        Exact at its points. It is not convex: an empty cache costs more than none, and a
-        cache of nearly all rows more than all rows in HBM.
+        The curve is exact at its points, but not convex. An empty cache costs more than no cache,
+        and a cache of nearly all rows costs more than all rows in HBM.
         """
         estimates = self.estimates(problem)
         profile = problem.profile.tables[shard.table]
@@ -184,7 +183,7 @@ class TorchRec(CostModel):
         kind = _kind_of_option(table, shard, problem.topology)
         lookups = tuple(feature.lookups_per_sample for feature in table.features)
         poolings = tuple(feature.pooling for feature in table.features)
-        # Tables of one size, read alike, share their curves.
+        # Tables with the same size and the same accesses share their curves.
         alike = table.rows, table.dim, table.dtype, table.optimizer, lookups, poolings
         key = shard.is_replica, kind, stop - start, last - first, alike, id(profile.cdf)
         if key not in self._curves:
@@ -197,10 +196,10 @@ class TorchRec(CostModel):
     def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
     ) -> Shard:
-        """Return what TorchRec counts beyond a shard's rows, state and cache. See `CostModel`.
+        """Return a shard with TorchRec's buffers. See `CostModel.with_buffers`.
 
-        No rows are staged: of TorchRec's kernels, caches take their misses in, and the others
-        read in place.
+        They are all that TorchRec counts besides rows, state and caches. No rows are staged:
+        TorchRec's caches take misses in, and its other kernels read in place.
         """
         profile = problem.profile.tables[table]
         kind, kernel = _kind_of_shard(profile.table, shard, problem.topology)
@@ -214,11 +213,11 @@ class TorchRec(CostModel):
 def _options_of_hosts(
     topology: Topology, table: Table, column_widths: tuple[int, ...]
 ) -> list[ShardingOption]:
-    """Return a table's rows over the GPUs of a host, and a grid: a host for each column slice."""
+    """Return options with row blocks on one host, and grids with a host per column slice."""
     hosts = len({gpu.host for gpu in topology.gpus})
     local = len(topology.gpus) // hosts
     start, stop = even_blocks(table.rows, local)[-1]
-    # Blocks of one row each are read as those of all GPUs.
+    # Blocks of one row would be read back as blocks over all GPUs.
     divisible = table.rows > local and start < stop
     if hosts == 1 or not divisible or any(own.pooling == "none" for own in table.features):
         return []
@@ -265,7 +264,7 @@ def _kind_of_shard(table: Table, shard: Shard, topology: Topology) -> tuple[Shar
     if shard.width < table.dim:
         kind = "grid_shard" if shard.row_count < table.rows else "column_wise"
     elif shard.row_count < table.rows:
-        # Over the GPUs of one host TorchRec counts buffers of other sizes.
+        # For row blocks on one host, TorchRec counts buffers of other sizes.
         ranks = [gpu.id for gpu in topology.gpus]
         block = dict(zip(ranks, even_blocks(table.rows, len(ranks)), strict=True))
         first, last, _ = shard.rows
@@ -274,7 +273,7 @@ def _kind_of_shard(table: Table, shard: Shard, topology: Topology) -> tuple[Shar
 
 
 def _parts(kernel: str, perf: Any, model: TorchRec) -> dict[str, float]:
-    """Return the parts of `Perf.total`, in seconds, by what they wait for most."""
+    """Divide `Perf.total` into HBM, link and exchange, in seconds, by the main resource."""
     compute = (perf.fwd_compute + perf.bwd_compute) * _MS
     rows_in_hbm = kernel in ("fused", "dense") or (
         kernel == "fused_uvm_caching" and model.name == "torchrec-prefetch"
@@ -287,7 +286,7 @@ def _parts(kernel: str, perf: Any, model: TorchRec) -> dict[str, float]:
 
 
 def _hit_share(profile: TableProfile, sharding: Sharding) -> float:
-    """Return the share of a table's lookups that are served from HBM."""
+    """Return the share of a table's lookups that HBM serves."""
     if sharding.load_factor is not None:
         return float(profile.cdf.share(sharding.load_factor * profile.table.rows))
     return 0.0 if sharding.kernel == "fused_uvm" else 1.0

@@ -1,4 +1,4 @@
-"""Plans for trainers that people have: plain PyTorch, TorchRec, HugeCTR, dynamicemb."""
+"""Convert plans for other trainers: plain PyTorch, TorchRec, HugeCTR, dynamicemb."""
 
 from typing import Any, Literal
 
@@ -15,11 +15,11 @@ def document_for(
     module: str = "",
     staged_as: Literal["uva", "cached"] | None = None,
 ) -> Any:
-    """Return a plan in the form that one of `TRAINERS` reads from JSON.
+    """Return a plan as the JSON document that one of `TRAINERS` reads.
 
-    `module` is the path of TorchRec's embedding module in the model, and `staged_as` says how
-    TorchRec reads staged rows, which it cannot stage. Raises PlacerError if the plan has what the
-    trainer cannot run; the message names it.
+    `module` is the path of TorchRec's embedding module in the model. TorchRec cannot stage rows:
+    `staged_as` says how it reads staged rows instead. Raises PlacerError if the trainer cannot run
+    the plan. The message says what it cannot run.
 
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload

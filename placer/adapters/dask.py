@@ -1,4 +1,4 @@
-"""Profiles of logs that Dask reads, counted and added up by its workers."""
+"""Profile logs that Dask reads; its workers count lookups and add up the counts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,14 +11,15 @@ from placer.profile.profile import Profile
 
 _SOME_SAMPLES = 1000
 _SPLIT_EVERY = 8
-"""Parts that one task adds up."""
+"""Number of parts whose counts one task adds up."""
 
 
 def count_dask(parts: Any, counter: PartitionCounter, split_out: int = 1) -> Any:
-    """Return the counts of a log, added up by trees: a DataFrame of `split_out` partitions.
+    """Count a log's lookups: a DataFrame with one line for each table row that is read.
 
-    `parts` are a DataFrame, or Delayed that hold what `placer.data.in_memory.batches_of` takes.
-    Vocabularies number ids in the order of the parts.
+    `parts` is a DataFrame, or a list of Delayed values that `placer.data.in_memory.batches_of`
+    takes. Vocabularies number ids in the order of the parts. A tree of tasks adds up the counts
+    into `split_out` partitions.
     """
     from dask import dataframe, delayed
 
@@ -36,16 +37,16 @@ def count_dask(parts: Any, counter: PartitionCounter, split_out: int = 1) -> Any
 
 
 def profile_dask(parts: Any, split_out: int = 1, **options: Any) -> Profile:
-    """Return the profile of a DataFrame or of delayed parts, as `profile_log` counts their samples.
+    """Profile a DataFrame or delayed parts, as `profile_log` profiles their samples in order.
 
     ::
 
         frame = dask.dataframe.read_parquet("s3://logs/", dtype_backend="pyarrow")
         profile = profile_dask(frame, rows={"user": 10**7}, dim=64)
 
-    `options` are those of `PartitionCounter.for_log` and `PartitionCounter.profile`; the others
-    those of `count_dask`. Without `dtype_backend="pyarrow"`, pandas makes floating-point numbers
-    of integers where some are missing.
+    `options` go to `PartitionCounter.for_log` and `PartitionCounter.profile`, the other arguments
+    to `count_dask`. Without `dtype_backend="pyarrow"`, pandas turns integer columns with missing
+    values into floating-point numbers.
     """
     some = parts[0].compute() if isinstance(parts, Sequence) else parts.head(_SOME_SAMPLES)
 

@@ -1,6 +1,6 @@
-"""Plans for NVIDIA's dynamicemb: the options of its tables, which grow, beside TorchRec's plan.
+"""Convert plans for NVIDIA's dynamicemb: options of growing tables, and TorchRec's plan of others.
 
-Names are those of `DynamicEmbTableOptions` and `FrequencyAdmissionStrategy` in
+The options are fields of `DynamicEmbTableOptions` and `FrequencyAdmissionStrategy` in
 NVIDIA/recsys-examples, corelib/dynamicemb (dynamicemb_config.py at commit 007974c).
 """
 
@@ -13,19 +13,19 @@ from placer.plan.plan import Plan
 from placer.plan.verify import verify
 
 _SCORES = {"lfu": "LFU", "lru": "STEP"}
-"""Members of `DynamicEmbScoreStrategy`: which key of a bucket loses its row."""
+"""Member of `DynamicEmbScoreStrategy` for each eviction. It decides which key loses its row."""
 
 
 def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
-    """A plan's tables that grow as dynamicemb's options, and its other tables as TorchRec's plan.
+    """Return dynamicemb's options of the tables that grow, and TorchRec's plan of the other tables.
 
-    ``num_embeddings`` is the capacity over all GPUs, from which dynamicemb's planner takes that of
-    each. ``global_hbm_for_values`` are the bytes of weights and optimizer state in HBM, of all
-    GPUs; where that is a cache, ``caching`` is true. `options` are those of
+    ``num_embeddings`` is the capacity over all GPUs, which dynamicemb's planner divides among them.
+    ``global_hbm_for_values`` is the HBM of all GPUs for weights and optimizer state, in bytes.
+    ``caching`` is true if this HBM is a cache. `options` are passed to
     `placer.adapters.torchrec.document`.
 
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if no table grows, or
-    dynamicemb cannot have one as the plan does; the message says why.
+    dynamicemb cannot place a table as the plan does. The message says why.
     """
     verify(plan)
     if not plan.growing:

@@ -1,11 +1,11 @@
-"""Plans for HugeCTR's embedding collection: what `EmbeddingCollectionConfig.shard` takes.
+"""Convert plans for HugeCTR: the arguments of `EmbeddingCollectionConfig.shard`.
 
-``shard_matrix`` lists for each GPU the tables that it holds, ``shard_strategy`` which of them are
-model-parallel (``mp``) and which replicated (``dp``). Of a model-parallel table on n GPUs, in
-ascending order, the first n / c hold the first of its c column slices, the next n / c the
-second, and so on; within one, the id modulo the number of its GPUs says which of them has the
-row. All rows are in HBM, the column slices are equally wide, and a GPU holds one shard of a
-table. HugeCTR 23 has it so (`split_column_wise_sharding_config`, embedding_collection.cpp).
+``shard_matrix`` lists the tables of each GPU. ``shard_strategy`` says which tables are
+model-parallel (``mp``) and which are replicated (``dp``). Take a model-parallel table with c column
+slices on n GPUs, in ascending order. The first n / c GPUs hold the first column slice, the next
+n / c the second, and so on. The n / c GPUs of a slice divide its rows by id modulo n / c. All rows
+are in HBM, column slices are equally wide, and a GPU holds one shard of a table. This is the layout
+of HugeCTR 23 (`split_column_wise_sharding_config`, embedding_collection.cpp).
 """
 
 from typing import Any, TypedDict
@@ -18,9 +18,10 @@ from placer.tables import Table
 
 
 class ShardingArguments(TypedDict):
-    """The arguments, of JSON's types: a table of several column slices is ``[name, slices]``.
+    """The arguments as JSON types. A table with several column slices is ``[name, slices]``.
 
-    HugeCTR wants a tuple there, as in each pair of ``shard_strategy``; `as_arguments` makes them.
+    HugeCTR wants tuples for these lists and for the pairs of ``shard_strategy``; see
+    `as_arguments`.
     """
 
     shard_matrix: list[list[str]]
@@ -31,7 +32,7 @@ def to_hugectr(plan: Plan) -> ShardingArguments:
     """Return the shard matrix and the shard strategy of a plan, for ``json.dump``.
 
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if HugeCTR has no such
-    placement; the message names the table and says why.
+    placement. The message names the table and says why.
     """
     verify(plan)
     refuse_growing(plan, "HugeCTR")
@@ -58,7 +59,7 @@ def to_hugectr(plan: Plan) -> ShardingArguments:
 
 
 def as_arguments(document: ShardingArguments) -> dict[str, Any]:
-    """The same with tuples, as HugeCTR wants it: ``ebc_config.shard(**as_arguments(document))``."""
+    """Return the arguments with tuples, for ``ebc_config.shard(**as_arguments(document))``."""
     return {
         "shard_matrix": document["shard_matrix"],
         "shard_strategy": [
@@ -71,7 +72,7 @@ def as_arguments(document: ShardingArguments) -> dict[str, Any]:
 def _placed(
     plan: Plan, table: Table, shards: list[Shard], numbers: dict[str, int]
 ) -> tuple[list[int], int]:
-    """Return the GPUs that hold a table, ascending, and how many column slices it has."""
+    """Return the GPUs of a table, ascending, and its number of column slices."""
 
     def refuse(reason: str) -> PlanMismatchError:
         return PlanMismatchError(f"HugeCTR cannot place table {table.name!r} so: {reason}")

@@ -1,4 +1,4 @@
-"""Profiles of logs that Ray Data reads, counted and added up by its workers."""
+"""Profile logs that Ray Data reads; its workers count lookups and add up the counts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +14,11 @@ _POSITION = "__position"
 
 
 def count_ray(dataset: Any, counter: PartitionCounter, partitions: int | None = None) -> Any:
-    """Return the counts of a log, added up by a shuffle: a Dataset with a line for each row read.
+    """Count a log's lookups: a Dataset with one line for each table row that is read.
 
-    Ray does not number blocks: where there are vocabularies to make, a column of the samples has
-    their positions (`PartitionCounter.position`). `partitions` is Ray's own number of them by
-    default.
+    A shuffle into `partitions` parts adds up the counts; Ray chooses their number by default. Ray
+    does not number blocks. So to make vocabularies, a column of the samples must hold their
+    positions (`PartitionCounter.position`).
     """
     from ray.data.aggregate import Min, Sum
 
@@ -35,14 +35,14 @@ def count_ray(dataset: Any, counter: PartitionCounter, partitions: int | None = 
 
 
 def profile_ray(dataset: Any, partitions: int | None = None, **options: Any) -> Profile:
-    """Return the profile of a Dataset: that of `profile_log` over its samples in order.
+    """Profile a Dataset, as `profile_log` profiles its samples in order.
 
     ::
 
         profile = profile_ray(ray.data.read_parquet("s3://logs/"), rows={"user": 10**7}, dim=64)
 
-    `options` are those of `PartitionCounter.for_log` and `PartitionCounter.profile`; `partitions`
-    is that of `count_ray`.
+    `options` go to `PartitionCounter.for_log` and `PartitionCounter.profile`, `partitions` goes to
+    `count_ray`.
     """
     if "position" not in options:
         from ray.data.expressions import monotonically_increasing_id

@@ -1,4 +1,4 @@
-"""Profiles of logs that Spark reads, counted and added up by its executors."""
+"""Profile logs that Spark reads; its executors count lookups and add up the counts."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +14,10 @@ _SOME_SAMPLES = 1000
 
 
 def count_spark(frame: Any, counter: PartitionCounter) -> Any:
-    """Return the counts of a log, added up by a shuffle: a DataFrame with a line for each row read.
+    """Count a log's lookups: a DataFrame with one line for each table row that is read.
 
-    The frame is of Spark 4 or newer. Vocabularies number ids in the order of its partitions.
+    A shuffle adds up the counts of partitions. This needs Spark 4 or newer. Vocabularies number ids
+    in the order of the frame's partitions.
     """
     from pyspark.sql import functions
 
@@ -31,15 +32,15 @@ def count_spark(frame: Any, counter: PartitionCounter) -> Any:
 
 
 def profile_spark(frame: Any, **options: Any) -> Profile:
-    """Return the profile of a DataFrame: that of `profile_log` over its samples in order.
+    """Profile a DataFrame, as `profile_log` profiles its samples in order.
 
     ::
 
         profile = profile_spark(spark.read.parquet("s3://logs/"), rows={"user": 10**7}, dim=64)
 
-    `options` are those of `PartitionCounter.for_log` and `PartitionCounter.profile`. The driver
-    gets a line for each row that was read; where that is too much for it, write `count_spark` to
-    Parquet and read this with `PartitionCounter.profile`.
+    `options` go to `PartitionCounter.for_log` and `PartitionCounter.profile`. The driver receives
+    one line for each row that was read. If it lacks memory for these lines, write the result of
+    `count_spark` to Parquet and read that file with `PartitionCounter.profile`.
     """
     some = frame.limit(_SOME_SAMPLES).toArrow()
     return profile_in_parts(some, lambda counter: count_spark(frame, counter).toArrow(), options)

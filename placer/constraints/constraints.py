@@ -1,7 +1,7 @@
-"""What a user asks of a placement, table by table, and memory to keep free.
+"""Describe constraints on a placement: rules for tables, and memory to keep free.
 
-docs/constraints.md describes the file; `placer.constraints.file` reads and writes it, and
-`placer.constraints.unmet` says what a plan breaks.
+docs/constraints.md describes the file, and `placer.constraints.file` reads and writes it.
+`placer.constraints.unmet` says which constraints a plan breaks.
 """
 
 import glob
@@ -21,18 +21,18 @@ from placer.units import format_bytes, parse_bytes
 
 @dataclass(frozen=True)
 class Constraints:
-    """Rules of tables, groups of tables to keep together, and memory to keep free.
+    """Rules for tables, groups of tables to keep together, and memory to keep free.
 
     Attributes
     ----------
     tables : tuple of (key, TableRule)
-        A key is a table's name or a shell pattern (``C1*``); all that match a table apply.
+        A key is a table's name or a shell pattern (``C1*``). All rules that match a table apply.
     together : tuple of tuples of str
-        Tables (or patterns) that one GPU serves, each of them whole. Groups that share a
-        table are one group.
+        Tables or patterns. One GPU must serve all tables of a group, each of them whole. Groups
+        that share a table become one group.
     reserve : tuple of (device, bytes)
-        Memory kept free on a device (``gpu:0``), or on all of a kind (``gpu``, ``host``); what
-        is said of a device goes before what is said of its kind.
+        Memory to keep free on a device (``gpu:0``), or on all devices of a kind (``gpu``,
+        ``host``). The entry of a device overrides the entry of its kind.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Constraints:
         together: Iterable[Sequence[str]] = (),
         reserve: Mapping[str, str | int] | None = None,
     ) -> "Constraints":
-        """Constraints as Python writes them: ``of({"C3": rule}, reserve={"gpu": "2GiB"})``."""
+        """Make constraints from Python values: ``of({"C3": rule}, reserve={"gpu": "2GiB"})``."""
         return cls(
             tuple((tables or {}).items()),
             tuple(tuple(group) for group in together),
@@ -83,12 +83,11 @@ class Constraints:
         return {name: group for group in _merged(self.together) for name in group}
 
     def rule_of(self, table: str) -> TableRule:
-        """Return all rules of a table as one.
+        """Return all rules that match a table, combined into one.
 
-        Pins of several patterns are compared by name; `on` tells which host has which GPU.
+        Devices of several rules are compared by name. Call `on` first to add the GPUs of hosts.
 
-        Raises ProblemError if two patterns ask for different tiers, or for devices of which none is
-        in both.
+        Raises ProblemError if two rules ask for different tiers, or have no device in common.
         """
         if table not in self._rules:
             loose = [(key, rule) for key, rule in self._patterns if key != table]
@@ -97,23 +96,22 @@ class Constraints:
         return self._rules[table]
 
     def group_of(self, table: str) -> tuple[str, ...]:
-        """Return the tables that one GPU has to serve with this one, itself included; none: ()."""
+        """Return the group of tables with this table, which one GPU must serve; () if none."""
         return self._groups.get(table, ())
 
     def on(self, topology: Topology, tables: Sequence[str]) -> "Constraints":
-        """Return the same constraints as they apply to these tables and devices.
+        """Apply the constraints to these tables and devices, without patterns.
 
-        Each table that has a rule is listed once, under its name; hosts are followed by their
-        GPUs; groups are of names. Doing so again changes nothing.
+        In the result, each table with a rule is listed once by name. Hosts in rules are followed by
+        their GPUs. Groups list names. Applying the result again does not change it.
 
-        Raises ProblemError if a key matches no table, a device does not exist, or the constraints
-        cannot be met together: two patterns contradict one another, or tables to be kept together
-        are pinned to different GPUs.
+        Raises ProblemError if a key matches no table, a device does not exist, or constraints
+        contradict: two rules of a table, or tables of a group that are pinned to different GPUs.
         """
         order = {name: number for number, name in enumerate(tables)}
         for key in (*(key for key, _ in self.tables), *(k for g in self.together for k in g)):
             _require_match(key, order)
-        # A name with brackets or stars would be a pattern.
+        # Escape names with brackets or stars, which would be patterns.
         spelled = tuple(
             (glob.escape(key) if key in order else key, _with_gpus(key, rule, topology))
             for key, rule in self.tables
@@ -131,11 +129,11 @@ class Constraints:
         return Constraints(tuple(listed), tuple(together), self.reserve)
 
     def reserved(self, topology: Topology) -> Topology:
-        """Return the machine without the memory that is to be kept free.
+        """Return the machine without the memory to keep free.
 
-        `Problem` does this, once: its own constraints reserve nothing any more.
+        `Problem` calls this once; afterwards, its own constraints reserve nothing.
 
-        Raises ProblemError if a device does not exist, or has less than is to be kept free of it.
+        Raises ProblemError if a device does not exist, or has less memory than is to be kept free.
         """
         reserve = dict(self.reserve)
         known = ["gpu", "host", *topology.gpus_by_id, *topology.hosts_by_id]
@@ -161,8 +159,8 @@ class Constraints:
     def load(cls, path: str | os.PathLike[str]) -> "Constraints":
         """Read constraints from a YAML or TOML file; see docs/constraints.md.
 
-        Raises ProblemError if the file is missing or damaged, or a field is unknown or of the wrong
-        type.
+        Raises ProblemError if the file is missing or damaged, or a field is unknown or has the
+        wrong type.
         """
         from placer.constraints import file  # not above: pydantic and YAML load slowly
 
@@ -177,7 +175,7 @@ class Constraints:
 
 
 def matches(key: str, table: str) -> bool:
-    """Return whether a key is a table's name, or a shell pattern that the name matches."""
+    """Return whether a key is a table's name, or a shell pattern that matches the name."""
     return key == table or (_is_pattern(key) and fnmatchcase(table, key))
 
 
@@ -186,7 +184,7 @@ def _is_pattern(key: str) -> bool:
 
 
 def _combined(table: str, rules: Sequence[tuple[str, TableRule]]) -> TableRule:
-    """Return all rules for a table as one; an error names the keys that contradict."""
+    """Combine all rules for a table into one. Errors name the keys that contradict."""
     tiers = {rule.tier: key for key, rule in rules if rule.tier is not None}
     if len(tiers) > 1:
         claims = " and ".join(f"{key!r} for tier {tier}" for tier, key in tiers.items())
@@ -209,7 +207,7 @@ def _combined(table: str, rules: Sequence[tuple[str, TableRule]]) -> TableRule:
 
 
 def _merged(groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return groups of which no two share a member: those that do become one."""
+    """Merge groups that share a member, until none do."""
     merged: dict[int, tuple[str, ...]] = {}
     group_of: dict[str, int] = {}
     for number, group in enumerate(groups):
@@ -221,7 +219,7 @@ def _merged(groups: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
 
 
 def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
-    """Return the tables that a group names, patterns spelled out."""
+    """Return the tables of a group, with patterns replaced by the names that match."""
     named = {key for key in group if key in tables}
     patterns = [key for key in group if key not in named]
     if patterns:
@@ -235,7 +233,7 @@ def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
 
 
 def _with_gpus(key: str, rule: TableRule, topology: Topology) -> TableRule:
-    """Return a rule whose hosts are followed by their GPUs."""
+    """Return the rule with each host followed by its GPUs."""
     if rule.devices is None:
         return rule
     devices: list[str] = []
@@ -266,7 +264,7 @@ def _require_match(key: str, tables: Mapping[str, int]) -> None:
 def _require_common_gpu(
     group: Sequence[str], rules: Mapping[str, TableRule], topology: Topology
 ) -> None:
-    """Raise unless one GPU, or one host without GPUs, may serve all tables of a group."""
+    """Raise ProblemError unless one GPU or one host without GPUs may serve the whole group."""
     pins = {name: rules[name].devices for name in group if rules[name].devices is not None}
     for gpu in topology.serving_numbers:
         if all(gpu in (devices or ()) for devices in pins.values()):
@@ -279,7 +277,7 @@ def _require_common_gpu(
 
 
 def _left(device: Gpu | Host, kept_bytes: int) -> int:
-    """Return what a device has besides the bytes that are kept free."""
+    """Return a device's memory less the bytes to keep free."""
     if kept_bytes > device.memory_bytes:
         raise ProblemError(
             f"reserve: {format_bytes(kept_bytes)} ({kept_bytes} bytes) of {device.id} are to be "
@@ -290,7 +288,7 @@ def _left(device: Gpu | Host, kept_bytes: int) -> int:
 
 
 def _some(names: Sequence[str], wanted: str, most: int = 8) -> str:
-    """Return names that exist, for an error about one that does not: all, or the nearest."""
+    """Return existing names for an error about an unknown name: all, or the nearest."""
     if len(names) <= most:
         return ", ".join(names)
     return ", ".join(get_close_matches(wanted, names, n=3) or names[:most]) + " and others"

@@ -1,4 +1,4 @@
-"""Constraint files: YAML or TOML that people write, and YAML that placer writes.
+"""Read constraint files in YAML or TOML, and write them as YAML.
 
 docs/constraints.md describes the schema.
 """
@@ -39,14 +39,14 @@ class ConstraintsFile(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _without_empty(cls, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return all that is below a field may be commented out."""
+        """Drop fields without a value, so that everything below a field can be commented out."""
         return {name: value for name, value in fields.items() if value is not None}
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the fields of constraints from a YAML or TOML file; see `placer.Constraints.load`.
 
-    Raises ProblemError if the file cannot be read, or a rule is none; see
+    Raises ProblemError if the file cannot be read, or a rule is invalid; see
     `placer.config_file.read_file`.
     """
     entries = read_file(path, ConstraintsFile, "constraints", ProblemError)

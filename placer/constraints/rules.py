@@ -1,4 +1,4 @@
-"""The rules that constraints may set for one table."""
+"""Describe the rules that constraints may set for one table."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -17,16 +17,16 @@ _DRAM_LOOKUPS = frozenset[Kind](("staged", "uva", "host", "cached"))
 
 @dataclass(frozen=True, slots=True)
 class TableRule:
-    """A rule for one table; one without fields allows everything.
+    """A rule for one table. By default, it allows everything.
 
     Attributes
     ----------
     devices : tuple of str, or None
-        Only these GPUs serve the table. A host stands for all its GPUs, and itself.
+        Only these devices may serve the table. A host stands for itself and all its GPUs.
     tier : {"hbm", "dram", "ssd"} or None
-        Where all rows are. Rows that a cache holds besides are in DRAM.
+        Tier of all rows. Rows with copies in a cache count as rows in DRAM.
     forbid : frozenset of str
-        Ways not to place it: see `KINDS` and docs/constraints.md.
+        Kinds of placement that are forbidden: see `KINDS` and docs/constraints.md.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Which constraints a plan breaks, from the plan alone: no solver and no cost model takes part."""
+"""Find the constraints that a plan breaks, from the plan alone, without solvers."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,10 @@ _NOT_WHOLE: tuple[Kind, ...] = ("row-wise", "column-wise", "replicated")
 def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
     """Return all constraints that a well-formed plan breaks, as violations of rule ``constraint``.
 
-    Not checked is `Constraints.reserve`: a plan's topology has the memory that was left, and
-    does not tell how much there was.
+    `Constraints.reserve` is not checked, because a plan's topology only has the memory that was
+    left.
 
-    Raises ProblemError if the constraints name tables or devices that the plan does not have.
+    Raises ProblemError if the constraints name tables or devices that the plan lacks.
     """
     applied = constraints.on(plan.topology, list(plan.tables_by_name))
     kinds: dict[str, dict[Kind, str]] = {}
@@ -43,11 +43,11 @@ def unmet(plan: Plan, constraints: Constraints) -> list[Violation]:
 
 
 def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
-    """Return the ways of placing a table that its shards use, each in words with what shows it.
+    """Return the kinds of placement that a table's shards use, each with a phrase for messages.
 
-    ``row-wise`` are more row slices than one, where the hot and the cold part of a slice are
-    one, and so are the replicas of the hottest rows and what is left of the table. ``split``
-    is a slice with rows in HBM and in DRAM.
+    ``row-wise`` means several row slices. The hot and the cold part of a slice count as one slice.
+    Replicas of the hottest rows do not add to the other rows' slices. ``split`` means a slice with
+    rows in both HBM and DRAM.
     """
     filled = [shard for shard in shards if shard.row_count]
     kinds: dict[Kind, str] = {}
@@ -73,7 +73,7 @@ def kinds_of(shards: Sequence[Shard]) -> dict[Kind, str]:
 
 
 def _row_slices(shards: Sequence[Shard], edges: Sequence[int]) -> tuple[int, bool]:
-    """Return the most row slices of a column slice, and whether any of them is split hot/cold."""
+    """Return the largest number of row slices in a column slice, and whether any is split."""
     slices, split = 0, False
     for left, right in pairwise(edges):
         here = [s for s in shards if s.cols[0] <= left and right <= s.cols[1]]
@@ -88,7 +88,7 @@ def _row_slices(shards: Sequence[Shard], edges: Sequence[int]) -> tuple[int, boo
 
 
 def _broken(rule: TableRule, shards: Sequence[Shard], kinds: dict[Kind, str]) -> Iterator[str]:
-    """Yield what a table's shards break of its rule, in words."""
+    """Yield, in words, how a table's shards break its rule."""
     others = [d for d in _servers(shards) if rule.devices is not None and d not in rule.devices]
     if others:
         pinned = ", ".join(rule.devices or ())
@@ -106,10 +106,10 @@ def _servers(shards: Sequence[Shard]) -> list[str]:
 
 
 def _hot_cold_pairs(shards: Sequence[Shard]) -> int:
-    """Return how many shards hold the colder rows of a row slice that also has faster memory.
+    """Count shards that hold the colder part of a row slice with another part in faster memory.
 
-    The parts of a slice are on the same devices, and each of its ranks could be in any of them:
-    strides whose residues never meet are of different slices.
+    Parts of one slice are on the same devices, and their strides share a residue. Strides without a
+    common residue belong to different slices.
     """
     homes: dict[frozenset[str], list[Shard]] = {}
     for shard in shards:

@@ -1,4 +1,4 @@
-"""A log whose raw ids are mapped to rows: what profiling and training read."""
+"""A log with ids mapped to rows, for profiling and training."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -22,11 +22,11 @@ class EncodedLog:
     Attributes
     ----------
     notes : sequence of str
-        What the user should hear: columns that were left out, files without a sample.
+        Messages for the user, such as columns that were left out or files without samples.
     expected_samples : int or None
-        Samples that somebody else has counted, where the files do not say how many they hold.
+        Number of samples that the caller knows; used if the files do not state it.
     unknown : mapping of table name to UnknownKeys
-        Ids that were read and that a vocabulary does not list.
+        Estimates of how many distinct ids were read that a table's vocabulary does not list.
     """
 
     def __init__(self, source: Source, encoding: Encoding, notes: Sequence[str] = ()) -> None:
@@ -61,20 +61,20 @@ class EncodedLog:
 
     @property
     def samples(self) -> int | None:
-        """Samples of the log where that is known without reading it."""
+        """Number of samples of the log, None if it is unknown before reading."""
         return self.expected_samples if self.source.samples is None else self.source.samples
 
     @property
     def description(self) -> str:
-        """The log's files, for people."""
+        """The log's files, as text for messages."""
         return listed([shown(file) for file in self.source.files], 1)
 
     def identity(self) -> tuple[FileIdentity, ...]:
-        """Return what the log's files are known by, in order."""
+        """Return the identities of the log's files, in order."""
         return self.source.identity()
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
-        """Yield chunks of exactly `samples` samples, save the last, after leaving out `skip`.
+        """Yield chunks of exactly `samples` samples, except the last; skip the first `skip`.
 
         The samples do not depend on how the log is divided into files, row groups or chunks.
 
@@ -87,9 +87,9 @@ class EncodedLog:
                 yield chunk
 
     def blocks(self, samples: int, keep: Callable[[int], bool]) -> Iterator[Chunk | int]:
-        """Yield the log's blocks of `samples` samples; of those not kept, only their size.
+        """Yield the log's blocks of `samples` samples, or only the size of a block not kept.
 
-        Block i is read if ``keep(i)``, else skipped, which costs less than reading.
+        Block i is read if ``keep(i)`` is true. Otherwise it is skipped, which costs less.
         """
         with self._reading(samples) as cursor:
             for block in count():
@@ -100,7 +100,7 @@ class EncodedLog:
 
     @contextmanager
     def _reading(self, samples: int) -> Iterator[Cursor]:
-        """A cursor over the log, whose files are to be the same at the end as at the start."""
+        """Open a cursor over the log, and check at its end that no file has changed."""
         if samples < 1:
             raise DataError(f"a chunk holds at least 1 sample, not {samples}")
         check_unchanged(self.source.before)

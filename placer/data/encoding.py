@@ -1,4 +1,4 @@
-"""How a log's columns become rows of tables, the way that trainers do it."""
+"""Encodings: which columns of a log are read, and how their ids become rows of tables."""
 
 import hashlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Rows = npt.NDArray[np.int64]
 
 
 class OutOfRange(Exception):
-    """An id that is no row; the reader, which knows the file and the place, reports it."""
+    """An id that is no row. The caller knows the file and place, and reports them."""
 
     def __init__(self, position: int, raw_id: int) -> None:
         super().__init__(position, raw_id)
@@ -27,7 +27,7 @@ class OutOfRange(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Ids are rows already; an id outside 0..rows-1 is an error."""
+    """Ids are rows. An id outside 0..rows-1 is an error."""
 
     kind: ClassVar[MappingKind] = "identity"
     rows: int
@@ -35,7 +35,7 @@ class Identity:
     def map(self, keys: Keys) -> Rows:
         """Return rows of `keys`, same shape.
 
-        Raises OutOfRange at the first key that is not below `rows`; negative ids are among them.
+        Raises OutOfRange at the first key that is not below `rows`. Negative ids are large keys.
         """
         if keys.size and int(keys.max()) >= self.rows:
             position = int(np.argmax(keys >= np.uint64(self.rows)))
@@ -47,8 +47,8 @@ class Identity:
 class Hash:
     """Row = key modulo rows, as ``--max-ind-range`` of the DLRM reference does.
 
-    Keys of texts are hashes already (see `placer.data.keys`); integers and Criteo's
-    hexadecimal categories are taken as they are.
+    Keys of texts are already hashes (see `placer.data.keys`). Integers and Criteo's hexadecimal
+    categories are their own keys.
     """
 
     kind: ClassVar[MappingKind] = "hash"
@@ -58,17 +58,17 @@ class Hash:
         """Return rows of `keys`, same shape."""
         if keys.size and int(keys.max()) < self.rows:
             return keys.view(np.int64)
-        # The remainder; NumPy divides by a constant with multiplications, but not in its `%`.
+        # A faster `%`: NumPy divides by a constant with multiplications, but not in its `%`.
         rows = np.uint64(self.rows)
         return (keys - keys // rows * rows).view(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """A listed key has the row after its place in the list; every other key has row 0."""
+    """Lists keys: the key at place i has row i + 1, and every other key has row 0."""
 
     kind: ClassVar[MappingKind] = "vocabulary"
-    keys: Keys  # Shape (n,): distinct; ``keys[i]`` is row i + 1.
+    keys: Keys  # Shape (n,), distinct.
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", np.ascontiguousarray(self.keys, dtype=np.uint64))
@@ -84,13 +84,13 @@ class Vocabulary:
 
     @cached_property
     def _ascending(self) -> tuple[Keys, Rows]:
-        """The keys, ascending, and their rows."""
+        """The keys in ascending order, and their rows."""
         order = np.argsort(self.keys, kind="stable")
         return self.keys[order], order + 1
 
     @property
     def rows(self) -> int:
-        """Rows of the table, the one for unlisted keys included."""
+        """Rows of the table, including row 0 for unlisted keys."""
         return self.keys.size + 1
 
     @cached_property
@@ -110,13 +110,13 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class RawKeys:
-    """Keys as they are, of a table that gives its rows to keys as they are read."""
+    """Keeps raw keys, for growing tables, which assign rows to keys as they are read."""
 
     kind: ClassVar[MappingKind] = "key"
-    rows: int  # Of the table; keys may be any int64.
+    rows: int  # Rows of the table. Keys may be any int64.
 
     def map(self, keys: Keys) -> Rows:
-        """`keys` as int64."""
+        """Return `keys` as int64."""
         return keys.view(np.int64)
 
 
@@ -128,9 +128,9 @@ _SIZED: Mapping[str, type[Identity | Hash | RawKeys]] = {
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """Which column is what, and which row of which table an id reads.
+    """The columns of a log that are read, and the table and row that an id reads.
 
-    Recorded in a profile, so that training maps ids as they were counted:
+    A profile records it, so training maps ids to the rows that were counted:
     ``open_log(paths, encoding=profile.encoding)``.
     """
 
@@ -138,9 +138,9 @@ class Encoding:
     mappings: Mapping[str, IdMapping]
     dense: tuple[str, ...] = ()  # Numeric columns.
     label: str | None = None  # The label's column.
-    missing: Missing = "zero"  # Whether a missing value is read as id 0 or as an empty bag.
-    # How the values of the log's files were written.
-    layout: Layout = Layout(lists={})  # noqa: RUF009  # It is frozen.
+    missing: Missing = "zero"  # Whether a missing value is id 0 or an empty bag.
+    # How values are written in the log's files.
+    layout: Layout = Layout(lists={})  # noqa: RUF009  # Layouts are frozen.
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.feature_tables.values()) - set(self.mappings))
@@ -154,20 +154,20 @@ class Encoding:
 
     @property
     def columns(self) -> NamedColumns:
-        """The columns of the log."""
+        """The columns of the log, for opening another log like it."""
         names = list(self.feature_tables)
         return NamedColumns(names, self.dense, self.label, (), self.missing, recorded=True)
 
     @property
     def of_ids_alone(self) -> "Encoding":
-        """The encoding for who counts ids, and needs neither the label nor numbers of a log."""
-        # Criteo's format has its numbers always.
+        """The encoding without the label and numeric columns, for counting ids."""
+        # Criteo's format always reads its numeric columns.
         dense = self.dense if self.layout.format == "criteo" else ()
         return replace(self, dense=dense, label=None)
 
     @property
     def vocabularies(self) -> dict[str, Keys]:
-        """Keys of the tables that have a vocabulary, in row order from row 1."""
+        """Keys of each table with a vocabulary, in row order from row 1."""
         return {
             name: mapping.keys
             for name, mapping in self.mappings.items()
@@ -176,7 +176,7 @@ class Encoding:
 
     @property
     def ids_sha256(self) -> dict[str, str]:
-        """Hash of how each table's ids become rows: equal sizes do not make equal rows.
+        """Hash of each table's mapping of ids to rows. Tables of equal size may map differently.
 
         >>> Encoding({"C1": "C1"}, {"C1": Hash(10)}).ids_sha256["C1"][:8]
         '9e95a691'
@@ -197,7 +197,7 @@ class Encoding:
         }
 
     def _nulls(self, *, of_texts: bool) -> list[str]:
-        """Return what stands for missing ids, where it is unusual and concerns a table's ids."""
+        """Return texts for missing ids that differ from the default and concern a table's ids."""
         nulls = self.layout.nulls
         if set(nulls) == set(NULLS):
             return []
@@ -205,7 +205,7 @@ class Encoding:
         return ["null", *sorted(nulls)] if of_texts else sorted(whole)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the vocabularies, as JSON values."""
+        """Return the encoding as JSON values, without the keys of vocabularies."""
         return {
             "feature_tables": dict(self.feature_tables),
             "mappings": {
@@ -220,7 +220,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], vocabularies: Mapping[str, Keys]) -> "Encoding":
-        """Return what `to_json` wrote, with the vocabularies that were saved beside it."""
+        """Return the encoding that `to_json` wrote, given the keys of its vocabularies."""
         mappings: dict[str, IdMapping] = {}
         for name, mapping in values["mappings"].items():
             kind = mapping["kind"]

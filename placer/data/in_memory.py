@@ -1,8 +1,8 @@
-"""Logs that a program holds: tables, streams, DataFrames, relations, data sets.
+"""Logs in a program's memory: tables, streams, DataFrames, relations, data sets.
 
-Whatever exports the Arrow C stream (``__arrow_c_stream__``: pyarrow, polars, pandas, DuckDB and
-others) is read through it; data sets of pyarrow and of Hugging Face and lazy frames of polars,
-which do not, by their own methods. Values are read in batches, and never copied whole.
+Objects that export the Arrow C stream (``__arrow_c_stream__``: pyarrow, polars, pandas, DuckDB and
+others) are read through it. Data sets of pyarrow and Hugging Face and lazy frames of polars do not
+export it, and are read by their own methods. Values are read in batches, never copied whole.
 """
 
 import hashlib
@@ -31,23 +31,23 @@ from placer.errors import DataError
 
 _Read = Iterator[pa.RecordBatch]
 InMemory = Any
-"""What `batches_of` takes: libraries' own types, which are not imported here."""
+"""What `batches_of` takes. The types belong to libraries that are not imported here."""
 _IDENTITY_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSource:
-    """Where record batches come from."""
+    """A source of record batches."""
 
-    name: str  # What it is, for messages: ``DuckDB relation``.
+    name: str  # For messages: ``DuckDB relation``.
     schema: pa.Schema
     read: Callable[[Sequence[str]], _Read]  # Reads some columns from the start.
-    samples: int | None = None  # Where that is known without reading.
-    once: bool = False  # Whether it can be read once only.
+    samples: int | None = None  # None if it is unknown before reading.
+    once: bool = False  # Whether it can be read only once.
 
 
 def is_in_memory(value: object) -> bool:
-    """Return whether a log is not named by paths, but there itself.
+    """Return whether a log is given as an object in memory, instead of as paths.
 
     >>> is_in_memory(pa.table({"user": [1]})), is_in_memory("day_0.parquet")
     (True, False)
@@ -58,12 +58,12 @@ def is_in_memory(value: object) -> bool:
 
 
 def batches_of(value: InMemory) -> BatchSource:
-    """Return the record batches of a log that a program holds.
+    """Return the record batches of a log in memory.
 
-    It may be a table, record batch, record batch reader or data set of pyarrow; a DataFrame or
+    The log may be a table, record batch, record batch reader or data set of pyarrow; a DataFrame or
     LazyFrame of polars; a DataFrame of pandas; a relation of DuckDB; a Dataset or IterableDataset
     of Hugging Face; any other object with ``__arrow_c_stream__``; or a function without parameters
-    that returns one of these, again at each call.
+    that returns a new one of these at each call.
     """
     if isinstance(value, pa.RecordBatch):
         value = pa.table(value)
@@ -106,7 +106,7 @@ def _of_pyarrow(value: Any) -> BatchSource | None:
         return None
 
     def read(columns: Sequence[str]) -> _Read:
-        # Without the read-ahead of whole files, which would be held in memory.
+        # Reading whole files ahead would hold them in memory.
         ahead = {"batch_readahead": 4, "fragment_readahead": 1}
         return iter(value.to_batches(columns=list(columns), batch_size=BATCH_ROWS, **ahead))
 
@@ -138,7 +138,7 @@ def _of_duckdb(value: Any) -> BatchSource | None:
 
 
 def _duckdb_reader(relation: Any) -> pa.RecordBatchReader:
-    """Return the result as a stream; the stream protocol would have it made in memory first."""
+    """Return the result as a stream; the stream protocol would hold all of it in memory first."""
     for method in ("to_arrow_reader", "fetch_arrow_reader", "fetch_record_batch"):
         if hasattr(relation, method):
             return getattr(relation, method)(BATCH_ROWS)
@@ -173,13 +173,13 @@ _READERS: Mapping[str, Callable[[Any], BatchSource | None]] = {
     "duckdb": _of_duckdb,
     "datasets": _of_hugging_face,
 }
-"""By library, for what does not export a stream or has a way that takes less memory."""
+"""By library: readers of types that export no stream or that have a way with less memory."""
 
 
 class ArrowSource(ColumnSource):
-    """A log of record batches, of one schema; see `ColumnSource`. Its columns may be known."""
+    """A log of record batches of one schema; see `ColumnSource`. `columns` are inferred if None."""
 
-    _may_be_empty = False  # A part of a log may.
+    _may_be_empty = False
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class ArrowSource(ColumnSource):
             self.columns = columns
 
     def _sample(self, schema: pa.Schema) -> pa.Table | None:
-        """Return the first samples; None where the log can be read only once."""
+        """Return the first samples; None if the log can be read only once."""
         if self._held.once:
             return None
         names = outermost(once(schema.names), plain_schema(self._held.schema))
@@ -206,7 +206,7 @@ class ArrowSource(ColumnSource):
         return first and self._sampled(plain(first).slice(0, SAMPLE_ROWS), self.files[0], schema)
 
     def _batches(self) -> Batches:
-        """Yield all batches; raises DataError if they were read and can be read once only."""
+        """Yield all batches. Raises DataError at the second time if they can be read only once."""
         if self._held.once and self._was_read:
             raise DataError(
                 f"the {self._held.name} can be read once, and was; give a function that returns "
@@ -226,9 +226,9 @@ class ArrowSource(ColumnSource):
             raise DataError(f"the {name} is empty; a log needs at least one sample")
 
     def identity(self) -> tuple[FileIdentity, ...]:
-        """Return what the log is known by: its columns and its first samples.
+        """Return the log's identity: a hash of its columns and its first samples.
 
-        Raises DataError if it can be read once only.
+        Raises DataError if the log was read and can be read only once.
         """
         digest = hashlib.sha256(str(plain_schema(self._held.schema)).encode())
         with closing(self._batches()) as batches:

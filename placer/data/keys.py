@@ -1,18 +1,17 @@
-"""Raw ids, as a log has them, to 64-bit keys.
+"""Turn raw ids of a log into 64-bit keys.
 
-The rule looks at one value alone, so that a column gives the same keys whichever file,
-format or chunk it is read from:
+A key depends on one value alone, so a column has the same keys in every file, format or chunk:
 
 - an integer is its own key (two's complement);
-- a text of exactly eight hexadecimal digits in lower case, which is how Criteo and Avazu
-  write their hashed categories, is the integer that it spells, as in the DLRM reference;
+- a text of exactly eight hexadecimal digits in lower case, as Criteo and Avazu write hashed
+  categories, is the integer that it spells, as in the DLRM reference;
 - any other text is the 64-bit FNV-1a hash of its UTF-8 bytes (Fowler, Noll, Vo;
   draft-eastlake-fnv). Two of n texts share a key with probability n² / 2⁶⁵: 4·10⁻⁵ at
   40 million;
 - a missing value (null or empty text) is key 0, as in the DLRM reference, or no lookup.
 
-Eight bytes of a text are a word, the first byte the lowest; operations work on a word of each of
-many texts.
+Eight bytes of a text form a word, with the first byte lowest. Operations are vectorized: they work
+on one word of each of many texts.
 """
 
 from collections.abc import Iterator
@@ -31,11 +30,11 @@ Bytes = npt.NDArray[np.uint8]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.string_view())
 _SHORT_BYTES = 16
-"""Mean length up to which texts are hashed in less time than Arrow looks them up in."""
+"""Up to this mean length, hashing every text is faster than finding distinct texts in Arrow."""
 _FIRST = 16384
-"""Texts that are compared first: if nearly all differ, as UUIDs do, each is hashed by itself."""
+"""Number of texts to compare first. If nearly all differ, as UUIDs do, hash every text."""
 MOST_TEXT_BYTES = 8192
-"""Longest text that is an id: their hashes are made byte by byte."""
+"""Longest text allowed as an id: texts are hashed byte by byte."""
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
@@ -45,10 +44,10 @@ _WORD = 8
 _WORD_BITS = np.uint64(64)
 _BYTE, _BYTE_BITS = np.uint64(0xFF), np.uint64(8)
 _FIRST_BYTES = np.array([(1 << 8 * n) - 1 for n in range(_WORD + 1)], dtype=np.uint64)
-"""Which bits of a word are its first n bytes."""
+"""For each n, a mask of the first n bytes of a word."""
 
 _ONES = np.uint64(0x0101010101010101)
-"""The lowest bit of each of eight bytes."""
+"""The lowest bit of each byte of a word."""
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -68,7 +67,7 @@ def is_list(kind: pa.DataType) -> bool:
 def can_be_ids(kind: pa.DataType) -> bool:
     """Return whether a column of this Arrow type can be a categorical feature."""
     if is_list(kind) and pa.types.is_null(kind.value_type):
-        return True  # As Arrow writes lists of which all are empty.
+        return True  # Arrow's type of lists that are all empty.
     if is_list(kind) or pa.types.is_dictionary(kind):
         return not is_list(kind.value_type) and can_be_ids(kind.value_type)
     is_whole = pa.types.is_integer(kind) or is_whole_decimal(kind)
@@ -76,15 +75,15 @@ def can_be_ids(kind: pa.DataType) -> bool:
 
 
 def is_whole_decimal(kind: pa.DataType) -> bool:
-    """Return whether an Arrow type is of decimals of scale 0, as Snowflake and Oracle write ids."""
+    """Return whether a type is a decimal of scale 0, as Snowflake and Oracle write ids."""
     return bool(pa.types.is_decimal(kind) and kind.scale == 0)
 
 
 def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | None]:
-    """Return keys, uint64, and bag offsets of a column of integers, texts, or lists of these.
+    """Return keys and bag offsets of a column of integers, texts, or lists of these.
 
     `missing` says whether a missing value is key 0 or an empty bag. A missing list is always empty,
-    and a missing value within a list always key 0. Offsets are None where every sample has one key.
+    and a missing value in a list is always key 0. Offsets are None if every sample has one key.
     """
     if is_list(array.type):
         return _keys(array.flatten())[0], list_offsets(array)
@@ -95,7 +94,7 @@ def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | 
 
 
 def offsets_of(lengths: npt.NDArray[Any]) -> Offsets:
-    """Return where bags of some lengths begin, and the end of the last.
+    """Return the offsets of bags with the given lengths, and the end of the last bag.
 
     >>> offsets_of(np.array([2, 0, 1]))
     array([0, 2, 2, 3])
@@ -106,13 +105,13 @@ def offsets_of(lengths: npt.NDArray[Any]) -> Offsets:
 
 
 def list_offsets(lists: pa.Array) -> Offsets:
-    """Return offsets of lists' elements as `flatten` gives them; a missing list is empty."""
+    """Return the offsets of lists in their flattened elements. A missing list is empty."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0)
     return offsets_of(lengths.to_numpy(zero_copy_only=False))
 
 
 def _keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Key of each value, and which values are present; a missing value has key 0."""
+    """Return the key of each value, 0 if missing, and which values are present."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         keys, present = _keys(array.dictionary)
@@ -153,7 +152,7 @@ def _text_keys(array: pa.Array) -> tuple[Keys, npt.NDArray[np.bool_]]:
     present = lengths > 0
     if data.size <= _SHORT_BYTES * lengths.size or len(array[:_FIRST].unique()) > 0.9 * _FIRST:
         return text_keys(data, starts, lengths), present
-    # Most long texts repeat, as those of URLs do: the key of each distinct one is made once.
+    # Most long texts repeat, as URLs do: make the key of each distinct text once.
     encoded = array.dictionary_encode()
     keys = np.append(text_keys(*_text_buffers(encoded.dictionary)), np.uint64(0))
     index = encoded.indices.fill_null(keys.size - 1)
@@ -180,7 +179,7 @@ def _text_buffers(array: pa.Array) -> tuple[Bytes, Offsets, Offsets]:
 
 
 def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
-    """Return keys of the texts ``data[starts[i]:starts[i] + lengths[i]]``; an empty one's is 0.
+    """Return keys of the texts ``data[starts[i]:starts[i] + lengths[i]]``; 0 for empty texts.
 
     Raises DataError if a text is longer than `MOST_TEXT_BYTES`.
 
@@ -193,11 +192,11 @@ def text_keys(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def keys_in(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
-    """Return the same of bytes that are words already; see `as_words`."""
+    """Return the keys of texts as `text_keys` does, from the words of `as_words`."""
     eight = np.flatnonzero(lengths == _WORD)
     if eight.size == lengths.size:
         if eight.size and int(starts[-1]) == _WORD * (starts.size - 1):
-            text = words[: starts.size]  # One text after another, none between.
+            text = words[: starts.size]  # Texts without a gap between them.
         else:
             text = first_words(words, starts)
     else:
@@ -220,7 +219,7 @@ def keys_in(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def fnv1a(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
-    """64-bit FNV-1a hashes of texts whose bytes are words; see `as_words`."""
+    """Return 64-bit FNV-1a hashes of texts, from the words of `as_words`."""
     longest = int(lengths.max(initial=0))
     if longest > MOST_TEXT_BYTES:
         raise DataError(
@@ -230,7 +229,7 @@ def fnv1a(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
         return np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
     if longest * lengths.size <= 2 * int(lengths.sum()) + _WORD * lengths.size:
         return _similar_hashes(words, starts, lengths)
-    # Up to 8 bytes, 16, 32 and so on by themselves, so that short texts wait for no long ones.
+    # Hash texts of up to 8, 16, 32, … bytes separately, so that short texts take fewer steps.
     hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
     shorter, most = 0, _WORD
     while shorter < longest:
@@ -242,10 +241,10 @@ def fnv1a(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
-    """Return hashes of texts, each in as many steps as the longest has bytes.
+    """Return hashes of texts of similar lengths, with one step for each byte of the longest.
 
-    A step beyond a text's end takes a byte 0 in, which is a multiplication by the prime alone; as
-    the prime is odd, its inverse modulo 2^64 undoes it.
+    A step beyond a text's end hashes a zero byte, which only multiplies by the prime. The prime is
+    odd, so multiplying by its inverse modulo 2^64 undoes the step.
     """
     shortest, longest = int(lengths.min()), int(lengths.max())
     hashes = np.full(lengths.size, _FNV_OFFSET, dtype=np.uint64)
@@ -267,10 +266,10 @@ def _similar_hashes(words: Keys, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Return values of texts of eight characters, and which of them are hexadecimal.
+    """Return values of texts of eight characters, and which texts are hexadecimal.
 
-    A digit is 0x30 to 0x39, a letter 0x61 to 0x66: its value is its lower half, and 9 more if it
-    has the bit of letters. The text is hexadecimal if its values, all below 16, are written so.
+    Digits are bytes 0x30 to 0x39, and letters are 0x61 to 0x66. The value of a byte is its lower
+    half, plus 9 for a letter. A text is hexadecimal if writing its values, all below 16, gives it.
     """
     values = text >> np.uint64(6)
     values &= _ONES
@@ -289,13 +288,13 @@ def _hex_values(text: Keys) -> tuple[Keys, npt.NDArray[np.bool_]]:
 
 
 def joined_digits(digits: Keys, base: int) -> Keys:
-    """Return the numbers of eight digits each, one a byte, the highest in the lowest; in place.
+    """Return the numbers of words of eight digits, the highest digit in the lowest byte.
 
     >>> word = np.frombuffer(bytes([0, 0, 0, 0, 2, 0, 2, 6]), dtype="<u8").copy()
     >>> joined_digits(word, 10)
     array([2026], dtype=uint64)
     """
-    # Of neighbours, pairs and fours, the first is the higher one, and the lower byte.
+    # In place: join neighbours, then pairs, then fours. The lower half has the higher digits.
     digits *= np.uint64(1 + (base << 8))
     digits >>= np.uint64(8)
     digits &= np.uint64(0x00FF00FF00FF00FF)
@@ -308,19 +307,19 @@ def joined_digits(digits: Keys, base: int) -> Keys:
 
 
 def first_words(words: Keys, starts: Offsets) -> Keys:
-    """Eight bytes from each start on, whatever is behind a text's end."""
+    """Return the eight bytes from each start on, even beyond a text's end."""
     return next(_words_of(words, starts))
 
 
 def as_words(data: Bytes) -> Keys:
-    """Return a copy of bytes as words, with a further one beyond the last byte."""
+    """Return a copy of bytes as words, with one more word beyond the last byte."""
     words = np.zeros(data.size // _WORD + 2, dtype=np.uint64)
     words.view(np.uint8)[: data.size] = data
     return words if words.dtype.byteorder != ">" else words.byteswap()
 
 
 def _words_of(words: Keys, starts: Offsets) -> Iterator[Keys]:
-    """Yield the first eight bytes of each text, then the next eight, and so on; then zeros."""
+    """Yield the first eight bytes of each text, then the next eight, and so on."""
     place = starts >> 3
     below = (starts.view(np.uint64) & np.uint64(_WORD - 1)) << np.uint64(3)
     above = _WORD_BITS - below

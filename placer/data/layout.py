@@ -1,4 +1,4 @@
-"""How the values of a log's files are written, and what its columns are; no import of pyarrow."""
+"""How values are written in a log's files, and its columns. Does not import pyarrow."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -7,49 +7,49 @@ from typing import Any, Literal, get_args
 Format = Literal["criteo", "csv", "tsv", "interactions", "jsonl", "arrow", "parquet", "dlrm"]
 MappingKind = Literal["identity", "hash", "vocabulary", "key"]
 IdMappingName = Literal["auto", "identity", "hash", "vocabulary"]
-"""What a user may ask for."""
+"""Names of id mappings that users choose from."""
 IdType = Literal["integer", "unsigned", "text", "boolean"]
-"""How the values of a column of ids are read where a file does not say."""
+"""How a column's ids are read if the file does not state their type."""
 Decimal = Literal[".", ","]
-"""What begins the decimals of a number in text."""
+"""The decimal separator of numbers in text."""
 Missing = Literal["zero", "empty"]
-"""Whether a missing value is id 0 or no lookup."""
+"""Whether a missing value is id 0, or no lookup."""
 Role = Literal["label", "sparse", "dense", "ignore"]
 
 FORMATS: tuple[str, ...] = get_args(Format)
 ID_MAPPINGS: tuple[str, ...] = get_args(IdMappingName)
 
 NULLS = ("NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N")
-"""Texts that stand for a missing value, where nobody says which do; an empty one always does."""
+"""By default, these texts stand for a missing value. The empty text always does."""
 LABEL = "label"
 DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
-"""Columns of Criteo's logs."""
+"""Names of the columns of Criteo's logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The format of a log's files, and what they do not say of their columns themselves.
+    """The format of a log's files, and properties of columns that the files do not state.
 
-    Recorded in a profile, so that the next file is read with no option. What is None is found
+    A profile records it, so the next log is read without options. Fields that are None are found
     from the first file.
     """
 
     format: Format | None = None
-    # Between the fields of a line of text; it may have several characters.
+    # Separates the fields of a line of text; one or more characters.
     separator: str | None = None
     header: bool | None = None  # Whether the first line of each text file names the columns.
-    quotes: bool | None = None  # Whether a field of text may stand between double quotes.
-    names: tuple[str, ...] = ()  # The columns in order, where no file names them.
-    # Of columns of ids, and of booleans among the others.
+    quotes: bool | None = None  # Whether double quotes may enclose a field of text.
+    names: tuple[str, ...] = ()  # The columns in order, if no file names them.
+    # Type of each column of ids, and of each other column of booleans.
     types: Mapping[str, IdType] = field(default_factory=dict)
-    # The separator of ids, in each column of texts that hold several: ``"12|7|9"``.
+    # Separator of ids, by column of texts with several ids each: ``"12|7|9"``.
     lists: Mapping[str, str] | None = None
     decimal: Decimal | None = None  # By default a point.
     nulls: tuple[str, ...] = NULLS
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, without what is not known."""
+        """Return the layout as JSON values, without unknown fields."""
         values = asdict(self)
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -59,7 +59,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Layout":
-        """Return what `to_json` wrote.
+        """Return the layout that `to_json` wrote.
 
         >>> layout = Layout("csv", separator=",", names=("user", "item"))
         >>> Layout.from_json(layout.to_json()) == layout
@@ -71,47 +71,47 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class NamedColumns:
-    """What somebody says of a log's columns; the others are inferred."""
+    """Roles of columns that the user or a profile names; other columns' roles are inferred."""
 
-    # All columns of their kind.
+    # If not None, these are all columns of their role.
     sparse: Sequence[str] | None = None
     dense: Sequence[str] | None = None
     label: str | None = None
-    ignore: Sequence[str] = ()  # What the inference leaves out.
+    ignore: Sequence[str] = ()  # Columns to leave out.
     missing: Missing = "zero"
-    # Whether a profile says all this, so that no sample of the log has to be looked at: else even
-    # those of named columns are, to see whether they hold lists.
+    # Whether a profile recorded all this, so no sample of the log is needed. Otherwise samples of
+    # named columns, too, are checked for lists.
     recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a column was taken for where nobody says."""
+    """The inferred role of a column."""
 
     column: str
     role: Role
     why: str
-    warns: bool = False  # Whether the user should hear of it.
-    separator: str | None = None  # Of the ids in a column of texts that are lists.
-    element: IdType | None = None  # How these ids are read.
-    decimal: Decimal | None = None  # What begins the decimals of numbers in texts.
-    # Whether a label could be meant: it holds 0 and 1, -1 and 1, or true and false.
+    warns: bool = False  # Whether to tell the user.
+    separator: str | None = None  # Of ids, if the column's texts are lists.
+    element: IdType | None = None  # Type of these ids.
+    decimal: Decimal | None = None  # Decimal separator of numbers in texts.
+    # Whether it may be the label: its values are 0 and 1, -1 and 1, or true and false.
     has_two_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Which columns of a log are what, and how the next file of the kind is read."""
+    """The roles of a log's columns, and the layout for reading similar files."""
 
     sparse: tuple[str, ...] = ()
     dense: tuple[str, ...] = ()
     label: str | None = None
     layout: Layout = Layout(lists={})
-    decisions: tuple[Decision, ...] = ()  # Of no column where the format says what all are.
+    decisions: tuple[Decision, ...] = ()  # Empty if the format fixes all columns.
 
     @property
     def names(self) -> list[str]:
-        """All of them."""
+        """Names of all columns: label, dense, sparse."""
         label = [] if self.label is None else [self.label]
         return [*label, *self.dense, *self.sparse]
 

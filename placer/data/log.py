@@ -1,4 +1,4 @@
-"""What a reader of a training log yields, whatever the log's format."""
+"""Chunks of samples: what the reader of a training log yields, in every format."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ Offsets = npt.NDArray[np.int64]
 class Bags:
     """The bags of one feature over the samples of a chunk, in sample order."""
 
-    # Shape (lookups,): row ids, already within 0..rows-1 of the feature's table.
+    # Shape (lookups,): rows of the feature's table, 0..rows-1.
     ids: npt.NDArray[np.int64]
-    # Shape (samples + 1,): bag i is ``ids[offsets[i]:offsets[i + 1]]``. None when every sample has
+    # Shape (samples + 1,): bag i is ``ids[offsets[i]:offsets[i + 1]]``. None if every sample has
     # one id.
     offsets: npt.NDArray[np.int64] | None = None
     weights: npt.NDArray[np.float32] | None = None  # Shape (lookups,): per-sample weights.
 
     @property
     def samples(self) -> int:
-        """Samples, those with an empty bag included."""
+        """Number of samples, including samples with an empty bag."""
         return self.ids.size if self.offsets is None else self.offsets.size - 1
 
     @property
     def filled(self) -> int:
-        """Samples whose bag is not empty."""
+        """Number of samples whose bag is not empty."""
         if self.offsets is None:
             return self.ids.size
         return int(np.count_nonzero(np.diff(self.offsets)))
@@ -44,14 +44,14 @@ class Chunk:
     features: Mapping[str, Bags]  # The same features, in the same order, in every chunk of a log.
     # Shape (samples, columns): numeric features as the log has them, NaN where missing.
     dense: npt.NDArray[np.float32]
-    # Shape (samples,): NaN where missing: profiling needs no label, training leaves such a sample
-    # out.
+    # Shape (samples,): NaN where missing. Profiling needs no label; training leaves out samples
+    # without one.
     labels: npt.NDArray[np.float32] | None = None
 
 
 @runtime_checkable
 class Log(Protocol):
-    """A log that can be read from its start, any number of times."""
+    """A training log that can be read from its start any number of times."""
 
     @property
     def tables(self) -> Mapping[str, int]:
@@ -69,7 +69,7 @@ class Log(Protocol):
         ...
 
     def chunks(self, samples: int = 65536, skip: int = 0) -> Iterator[Chunk]:
-        """Return chunks of at most `samples` samples, after leaving out the first `skip`.
+        """Return chunks of at most `samples` samples, without the log's first `skip` samples.
 
         Raises DataError if the log is empty, a column is missing, a line is ragged or an id is out
         of range; the message names the file and the place.
@@ -78,7 +78,7 @@ class Log(Protocol):
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Return the samples of chunks of one log, one after the other."""
+    """Concatenate chunks of one log."""
     first, *more = chunks
     if not more:
         return first
@@ -92,7 +92,7 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
 
 
 def weights_of(parts: Sequence[Bags]) -> npt.NDArray[np.float32] | None:
-    """Return the weights of bags, one after the other; 1 where some have none, None where all."""
+    """Concatenate the weights of bags: 1 for bags without weights, None if no bags have any."""
     if all(bags.weights is None for bags in parts):
         return None
     return np.concatenate(
@@ -115,12 +115,12 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
 
 
 def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
-    """Return samples ``start..stop`` of a chunk, as views where that is possible."""
+    """Return samples ``start..stop`` of a chunk, as views if possible."""
     return samples_of(chunk, stop - start, slice(start, stop))
 
 
 def samples_of(chunk: Chunk, samples: int, kept: slice | npt.NDArray[np.bool_]) -> Chunk:
-    """Return so many samples of a chunk: a slice of them, or those of a mask."""
+    """Return the `samples` samples of a chunk that a slice or a mask selects."""
     features = {name: _bags_of(bags, kept) for name, bags in chunk.features.items()}
     labels = None if chunk.labels is None else chunk.labels[kept]
     return Chunk(samples, features, chunk.dense[kept], labels)

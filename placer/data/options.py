@@ -21,12 +21,12 @@ POOLING = option(
 )
 _HEADER, _QUOTES = "--header/--no-header", "--quotes/--no-quotes"
 _SPELT = {"\\t": "\t", "tab": "\t", "\\x01": "\x01"}
-"""Separators as people type them in a shell."""
+"""Separators by the names that users type in a shell."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """How the lines of text files are made, where that is neither recorded nor to be found."""
+    """Properties of text files that are neither recorded nor inferred."""
 
     HEADING: ClassVar[str] = "Log"
 
@@ -45,7 +45,7 @@ class TextOptions:
     )
 
     def layout(self, known: Layout | None = None) -> Layout | None:
-        """Return what is known of the files, with what was given; None for nothing."""
+        """Return `known` with the given options; None if there is neither."""
         from placer.data.layout import Layout
 
         given: dict[str, Any] = {
@@ -61,7 +61,7 @@ class TextOptions:
 
 @dataclass(frozen=True, slots=True)
 class LogOptions(TextOptions):
-    """What the columns of a log are, and how its ids become rows."""
+    """The columns of a log, and how its ids become rows."""
 
     schema_path: str | None = option(
         None,
@@ -101,9 +101,9 @@ class LogOptions(TextOptions):
     )
 
     def schema(self, log_format: Any = None, id_mapping: str = "auto") -> Schema:
-        """Return the schema of the file, if one is given, with what was given besides.
+        """Return the schema of the file, if given, with the other options.
 
-        `id_mapping` is used where nothing says.
+        `id_mapping` is the default for tables without an id mapping.
         """
         from placer.data.schema import ALL, Schema
 
@@ -127,7 +127,7 @@ class LogOptions(TextOptions):
 
 
 def dims_of(dims: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Return columns of tables, by name; ``*`` is all others.
+    """Return the number of columns of each table by name; ``*`` is all other tables.
 
     >>> dims_of(["64", "user=128"], {"item": 32})
     {'item': 32, '*': 64, 'user': 128}
@@ -136,7 +136,7 @@ def dims_of(dims: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
 
 
 def poolings_of(poolings: Sequence[str], known: Mapping[str, Pooling]) -> dict[str, Pooling]:
-    """Return how the lookups of features are pooled, by name; ``*`` is all others.
+    """Return the pooling of each feature by name; ``*`` is all other features.
 
     >>> poolings_of(["mean", "user=max"], {"item": "sum"})
     {'item': 'sum', '*': 'mean', 'user': 'max'}
@@ -153,7 +153,7 @@ def _names(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _pairs(flag: str, texts: Sequence[str], default: str | None = None) -> dict[str, str]:
-    """Return values by name, of ``NAME=VALUE``; a value alone is that of `default`."""
+    """Parse ``NAME=VALUE`` into values by name. A value alone gets the name `default`."""
     pairs = {}
     for text in texts:
         name, between, value = text.rpartition("=")

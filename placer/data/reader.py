@@ -1,4 +1,4 @@
-"""Opens a log: which files, which format, which columns, and how ids become rows."""
+"""Open a log: find its files, format and columns, and choose how ids become rows."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -60,44 +60,44 @@ def open_log(
 
     Parameters
     ----------
-    paths : path or sequence of paths, or what a program holds
+    paths : path or sequence of paths, or an object in memory
         Files, folders, patterns, URIs or ``-``, read in order; see
-        `placer.data.files.stores.find`. Or an Arrow table, stream or data set, or what
-        `placer.data.in_memory.batches_of` takes.
+        `placer.data.files.stores.find`. Or an Arrow table, stream or data set, or another object
+        that `placer.data.in_memory.batches_of` takes.
     format : optional
-        One of `placer.data.FORMATS`; by default by the first file's suffix or how it begins.
+        One of `placer.data.FORMATS`; by default found from the files' suffixes or first bytes.
     id_mapping
         ``identity``: ids are rows. ``hash``: row = key modulo rows. ``vocabulary``: ids get
-        rows from 1 on as they first appear, in one more pass over the log; ids that are left
-        out share row 0. ``auto``: vocabulary for texts and for integers that are far larger
-        than there are samples, identity for other integers. One for all tables, or by table.
+        rows from 1 on in the order of their first appearance, in one more pass over the log; all
+        other ids share row 0. ``auto``: vocabulary for texts and for integers far larger than
+        the number of samples, identity for other integers. One for all tables, or by table.
     rows : int or mapping of table name to int, optional
-        Rows of the tables. A hash needs them; a vocabulary keeps so many of the most read ids;
-        for identity the default is the largest id + 1, and `headroom`.
+        Rows of the tables. A hash needs them; a vocabulary of `rows` rows keeps the most read ids;
+        for identity the default is the largest id + 1, plus `headroom`.
     min_count : int or mapping of table name to int
-        A vocabulary leaves out ids that are read less often.
+        A vocabulary leaves out ids that are read fewer times than this.
     sparse, dense, label, ignore
         Columns; see `placer.data.formats.inference.infer_columns`.
     feature_tables
-        Tables of features that are not named like their table; several features may share one.
+        The table of each feature that reads a table of another name. Features may share a table.
     missing
-        Whether a missing value is read as id 0, as the DLRM reference does, or not at all.
+        ``zero``: a missing value is id 0, as in the DLRM reference. ``empty``: it is no lookup.
     null : sequence of str, optional
-        Texts that stand for a missing value, as an empty one always does; by default those of the
-        layout, or else `placer.data.layout.NULLS`: NULL, null, NA, N/A, NaN, nan, None and \\N.
+        Texts that stand for a missing value, besides the empty text. By default the layout's, or
+        else `placer.data.layout.NULLS`: NULL, null, NA, N/A, NaN, nan, None and \\N.
     headroom : float
-        Share of rows for ids that later logs may have, in tables sized by the largest id.
+        Share of rows to add for ids of later logs, in tables sized by the largest id.
     layout : Layout, optional
-        What the files do not say of their values: separators, names and types of columns.
+        Properties that the files do not state: separators, names and types of columns.
     encoding
-        That of a profile, instead of all the options above but `format` and `layout`.
+        The encoding of a profile; it replaces all options above except `format` and `layout`.
     progress
-        Called with the samples that the pass for a vocabulary has read, and all (None: unknown).
+        Called during the pass for a vocabulary with samples read, and all samples or None.
 
     Raises
     ------
     DataError
-        If a file is missing, empty or unreadable, or lacks a column, or an option does not fit.
+        If a file is missing, empty or unreadable, or lacks a column, or an option is invalid.
     """
     if encoding is not None:
         source = open_source(paths, format, layout or encoding.layout, encoding.columns)
@@ -123,7 +123,7 @@ def open_source(
     layout: Layout,
     named: NamedColumns,
 ) -> Source:
-    """Return the files of a log with their columns, ids still raw; parameters as of `open_log`."""
+    """Return the files and columns of a log, with raw ids. Parameters as in `open_log`."""
     if is_in_memory(paths):
         return ArrowSource(batches_of(paths), layout, named)
     metadata: list[str] = []
@@ -154,7 +154,7 @@ def open_source(
 
 
 def _decisions(columns: Columns) -> list[str]:
-    """Return what the user should hear of what columns were taken for."""
+    """Return messages for the user on the inferred roles of columns."""
     told = [one for one in columns.decisions if one.warns]
     left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
     notes = [f"left out: {listed(left_out)}"] if left_out else []
@@ -167,7 +167,7 @@ def _decisions(columns: Columns) -> list[str]:
 
 
 def _format_of(files: Sequence[str], layout: Layout) -> Format:
-    """Return the format of files, by their suffixes, by the record, or by the first bytes."""
+    """Return the format of files, by their suffixes, the layout, or the first bytes."""
     found = {_SUFFIXES.get(suffixes(file)[0]): file for file in reversed(files)}
     found.pop(None, None)
     if len(found) > 1:
@@ -189,7 +189,7 @@ _SOURCES = {
     "interactions": "delimited.InteractionsSource",
     "dlrm": "dlrm.DlrmSource",
 }
-"""By format, a class in a module of `placer.data.formats`, which is imported when it is needed."""
+"""By format, the module and class in `placer.data.formats`, imported when they are needed."""
 
 
 def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedColumns) -> Source:
@@ -199,7 +199,7 @@ def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedCo
     kind = getattr(import_module(f"placer.data.formats.{module}"), name)
     if format in _DELIMITED:
         layout = replace(layout, format=format)
-    else:  # Whose files say all else themselves.
+    else:  # Files of other formats state the rest themselves.
         layout = Layout(
             types=layout.types, lists=layout.lists, decimal=layout.decimal, nulls=layout.nulls
         )
@@ -208,7 +208,7 @@ def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedCo
 
 
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:
-    """Refuse a log whose files say at once that some id is no row."""
+    """Refuse a log if its files' statistics show an id that is no row."""
     ranges = source.id_ranges() or {}
     for feature, table in encoding.feature_tables.items():
         mapping, most = encoding.mappings[table], ranges.get(feature, (0, 0))[1]

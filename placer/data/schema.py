@@ -1,7 +1,7 @@
-"""Schemas: TOML files that say how a log is read and what its columns are.
+"""Schemas: files that say how a log is read and what its columns are.
 
-docs/data.md describes the file. It is written by `placer profile --infer`, read by
-`placer profile --schema`, and from Python by `Schema.load`.
+docs/data.md describes the file. `placer profile --infer` writes it as TOML; `placer profile
+--schema` and `Schema.load` read it.
 """
 
 import os
@@ -37,7 +37,7 @@ from placer.units import listed
 
 _OF_LAYOUT = ("format", "separator", "header", "quotes", "decimal")
 ALL = "*"
-"""In place of a table's name: every table that is not named."""
+"""Stands in place of a table's name for all tables that are not named."""
 
 
 class _ColumnModel(StrictModel):
@@ -76,7 +76,7 @@ class _SchemaModel(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """How a log is read, and what its columns are; what is None is inferred."""
+    """How a log is read, and what its columns are. Fields that are None are inferred."""
 
     format: Format | None = None
     layout: Layout | None = None
@@ -85,7 +85,7 @@ class Schema:
     label: str | None = None
     ignore: tuple[str, ...] = ()
     feature_tables: Mapping[str, str] = field(default_factory=dict)  # By column.
-    # By table; ``"*"`` stands for every other one.
+    # By table; ``"*"`` stands for all other tables.
     rows: Mapping[str, int] = field(default_factory=dict)
     dims: Mapping[str, int] = field(default_factory=dict)
     min_counts: Mapping[str, int] = field(default_factory=dict)
@@ -98,8 +98,8 @@ class Schema:
     def load(cls, path: str | os.PathLike[str]) -> "Schema":
         """Read a schema from a TOML, YAML or JSON file.
 
-        Raises DataError if it is missing, or a field is unknown or does not fit; the message names
-        the field.
+        Raises DataError if the file is missing, or a field is unknown or invalid; the message
+        names the field.
         """
         model = read_file(path, _SchemaModel, "data", DataError)
         of = {
@@ -134,7 +134,7 @@ class Schema:
     def open(
         self, paths: AnyPath | Sequence[AnyPath], progress: Progress | None = None
     ) -> EncodedLog:
-        """Open a log by this schema; see `placer.data.open_log`."""
+        """Open a log with this schema; see `placer.data.open_log`."""
         return open_log(
             paths,
             self.format,
@@ -153,7 +153,7 @@ class Schema:
         )
 
     def infer(self, paths: AnyPath | Sequence[AnyPath], file: str | os.PathLike[str]) -> None:
-        """Write a schema of a log: what it took each column for, and why.
+        """Write a log's schema as a TOML file, with the role of each column and the reason.
 
         Only the log's beginning is read. Columns that this schema names keep their role.
 
@@ -172,7 +172,7 @@ class Schema:
 
 
 def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
-    """Return a field of those models that have it."""
+    """Return a field of the models, by name, without models in which it is None."""
     return {
         name: value for name, one in models.items() if (value := getattr(one, field)) is not None
     }

@@ -1,4 +1,4 @@
-"""What a file format has to provide: raw samples, read or skipped in order."""
+"""What a file format provides: raw samples, read or skipped in order."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from placer.data.files.stores import shown
 from placer.data.layout import Columns
 from placer.data.log import Keys, Offsets
 
-# Called with the samples that are done and those that there are, None if unknown.
+# Called with the number of samples that are done and the total, None if unknown.
 Progress = Callable[[int, int | None], None]
 
 
@@ -34,19 +34,19 @@ class RawBags:
 
 
 def samples_of(bags: RawBags, samples: int) -> Offsets:
-    """Return the sample that each lookup belongs to."""
+    """Return the sample of each lookup, shape (lookups,)."""
     every = np.arange(samples, dtype=np.int64)
     return every if bags.offsets is None else np.repeat(every, np.diff(bags.offsets))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where consecutive samples are."""
+    """File and place of consecutive samples."""
 
     file: str
-    first: int  # Place in the file of the first sample.
+    first: int  # Number of the first sample's line, row or sample in the file.
     unit: str = "row"  # What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
-    # Shape (samples,), or None: the line of each sample, where a sample may take several.
+    # Shape (samples,): the line of each sample. None if each sample takes one line.
     lines: npt.NDArray[np.int64] | None = None
 
     def of(self, sample: int) -> str:
@@ -57,7 +57,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatch:
-    """Consecutive samples of one file, with the place that they come from."""
+    """Consecutive samples of one file, with their place."""
 
     place: Place
     samples: int
@@ -83,20 +83,20 @@ class RawBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Consecutive samples of one file, which are read when they are asked for."""
+    """Consecutive samples of one file, which `read` reads."""
 
     samples: int
-    # Returns samples ``start..stop`` or the first of them, at least one; `start` only ever rises.
+    # Returns samples ``start..stop``, or fewer, but at least one. `start` rises from call to call.
     read: Callable[[int, int], RawBatch]
 
 
 class Cursor:
-    """A place in a log that only moves forward; spans that are skipped are never read."""
+    """A position in a log that only moves forward. Spans that are skipped are never read."""
 
     def __init__(self, spans: Generator[Span]) -> None:
         self._spans = spans
         self._span: Span | None = None
-        self._used = 0  # Samples of the span that are behind us.
+        self._used = 0  # Samples of the span that were read or skipped.
 
     def read(self, samples: int) -> RawBatch | None:
         """Return the next samples, at least one and at most `samples`; None at the end."""
@@ -108,7 +108,7 @@ class Cursor:
         return batch
 
     def skip(self, samples: int) -> int:
-        """Move on without reading; how many samples were there to skip."""
+        """Skip samples without reading; return how many were skipped, fewer at the log's end."""
         left = samples
         while left and (here := self._left()):
             step = min(left, here)
@@ -117,14 +117,14 @@ class Cursor:
         return samples - left
 
     def close(self) -> None:
-        """Let go of open files."""
+        """Close open files."""
         self._spans.close()
         self._span = None
 
     def _left(self) -> int:
-        """Return samples of the span with the next one, from there on; 0 at the log's end."""
+        """Return how many samples are left in the current span, or the next; 0 at the log's end."""
         while self._span is None or self._used == self._span.samples:
-            self._span, self._used = None, 0  # Before the next is made: one is held at a time.
+            self._span, self._used = None, 0  # Drop a span before making the next one.
             self._span = next(self._spans, None)
             if self._span is None:
                 return 0
@@ -132,28 +132,28 @@ class Cursor:
 
 
 class Source(ABC):
-    """The files of a log, whose columns are known and whose ids are still raw."""
+    """The files of a log. The columns are known; the ids are still raw."""
 
-    files: Sequence[str]  # In order; the name of a log that has none.
+    files: Sequence[str]  # In order. For a log without files, its name.
     columns: Columns
-    samples: int | None = None  # Where that is known without reading.
-    notes: Sequence[str] = ()  # What else the user should hear.
-    # What the files were when reading began: one that changes in or between passes is an error.
+    samples: int | None = None  # None if it is unknown before reading.
+    notes: Sequence[str] = ()  # Messages for the user.
+    # State of each file when reading began: a file that changes before the end is an error.
     before: Mapping[str, FileState] = MappingProxyType({})
-    is_fixed: bool = False  # Whether the format says what the columns are.
+    is_fixed: bool = False  # Whether the format fixes the columns.
 
     @abstractmethod
     def spans(self) -> Generator[Span]:
-        """Yield all samples of the log; what a span holds is lost when the next is asked for."""
+        """Yield all samples of the log. A span is invalid once the next one is yielded."""
 
     def open(self) -> Cursor:
         """Return a cursor at the log's start."""
         return Cursor(self.spans())
 
     def id_ranges(self) -> Mapping[str, tuple[int, int]] | None:
-        """Return the smallest and largest id of each integer feature, 0 included, by statistics.
+        """Return the smallest and largest id of each integer feature, 0 included.
 
-        None where the files keep none.
+        They come from the files' statistics; None if the files have none.
         """
         return None
 
@@ -164,5 +164,5 @@ class Source(ABC):
                 yield batch
 
     def identity(self) -> tuple[FileIdentity, ...]:
-        """Return what the log's files are known by, in order."""
+        """Return the identities of the log's files, in order."""
         return identify(self.files)

@@ -1,6 +1,6 @@
-"""How the ids of each table become rows, where a profile does not say.
+"""Choose how the ids of each table become rows, without a profile.
 
-A vocabulary lists the raw ids that a log has, in the order in which they first appear.
+A vocabulary lists the raw ids of a log in the order of their first appearance.
 """
 
 import math
@@ -26,18 +26,18 @@ _MIN_MERGE = 1 << 20
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 KEPT_HASHES = 16384
-"""The standard error of an estimate is 1 / √16,384 = 0.8%."""
-# A table that the largest id seen would give more rows than this is surely not meant.
+"""Number of hashes for an estimate. Its standard error is 1 / √16,384 = 0.8%."""
+# If the largest id needs more rows than this, ids are surely not rows.
 MAX_INFERRED_ROWS = 1 << 31
 _OTHERS = "*"
 _SURELY_FINE_ROWS = 1 << 20
 _ROWS_A_SAMPLE = 64
-"""From both on, most rows of a table of identity would never be read."""
+"""If ids reach both, most rows of an identity table would never be read; use a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Distinct keys, ascending, how often each was read and where it was read first."""
+    """Distinct keys in ascending order, with their counts and places of their first reads."""
 
     keys: Keys
     counts: _Int
@@ -46,10 +46,10 @@ class Run:
 
 @dataclass(slots=True)
 class DistinctKeys:
-    """The distinct keys of one table.
+    """Counts the distinct keys of one table.
 
-    Runs are merged only when the new ones outweigh the old, so that n lookups of d
-    distinct keys cost O(n log d), not a merge of everything per chunk.
+    Runs are merged only when new keys outnumber the merged ones. So n lookups of d distinct keys
+    cost O(n log d), instead of a full merge per chunk.
     """
 
     merged: Run | None = None
@@ -57,12 +57,12 @@ class DistinctKeys:
     pending_keys: int = 0
 
     def add(self, keys: Keys, places: _Int) -> None:
-        """Count `keys`, read at `places`, which must ascend from call to call."""
+        """Count `keys` read at `places`. Places must ascend from call to call."""
         distinct, first, counts = np.unique(keys, return_index=True, return_counts=True)
         self.add_run(distinct, counts, places[first])
 
     def add_run(self, keys: Keys, counts: _Int, first: _Int) -> None:
-        """Add counts of keys, which may repeat, and where each was read first."""
+        """Add counts of keys and the places of their first reads. Keys may repeat."""
         self.pending.append(Run(keys, counts, first))
         self.pending_keys += keys.size
         old = 0 if self.merged is None else self.merged.keys.size
@@ -71,11 +71,11 @@ class DistinctKeys:
 
     @property
     def held(self) -> int:
-        """Keys that are listed, those among them that are listed again included."""
+        """Number of keys in memory. A key counts once for each run that has it."""
         return self.pending_keys + (0 if self.merged is None else self.merged.keys.size)
 
     def merge(self) -> Run:
-        """Return all keys so far, as one run."""
+        """Merge all runs so far, and return the merged run."""
         runs = ([] if self.merged is None else [self.merged]) + self.pending
         self.pending, self.pending_keys = [], 0
         if self.merged is None or len(runs) > 1:
@@ -102,12 +102,12 @@ def build_vocabularies(
     rows: Mapping[str, int] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Vocabulary]:
-    """Vocabularies of the tables that `feature_tables` names, from one pass over a log.
+    """Return vocabularies of the tables in `feature_tables`, from one pass over a log.
 
-    Keys keep the order in which they first appear: sample by sample, within a sample feature by
-    feature, within a bag by key. Those that are read less often than `min_count` share row 0. Of a
-    table with `rows`, row 0 included, the most read keys are kept (ties to the one that appeared
-    first). Memory grows with the distinct ids.
+    Keys are in the order of their first appearance: by sample, then by feature, then by key. Keys
+    that are read less often than `min_count` share row 0. If `rows` limits a table, row 0 included,
+    keep its most read keys; of equal counts, those that appear first. Memory grows with the number
+    of distinct ids.
     """
     distinct = {table: DistinctKeys() for table in feature_tables.values()}
     feature_count = len(feature_tables)
@@ -129,22 +129,22 @@ def build_vocabularies(
 
 
 def vocabulary_of(run: Run, min_count: int, rows: int | None) -> Vocabulary:
-    """Return the vocabulary of a table whose distinct keys are `run`; see `build_vocabularies`."""
+    """Return the vocabulary of a table with distinct keys `run`; see `build_vocabularies`."""
     kept: Sequence[int] | _Int = np.flatnonzero(run.counts >= min_count)
     if rows is not None and len(kept) > rows - 1:
         by_count = np.lexsort((run.first[kept], -run.counts[kept]))
         kept = np.asarray(kept)[by_count[: rows - 1]]
-    # Keys of one bag share a place and keep their order, as the sort is stable.
+    # Keys of one bag share a place. The stable sort keeps their order.
     order = np.argsort(run.first[kept], kind="stable")
     return Vocabulary(run.keys[kept][order])
 
 
 class UnknownKeys:
-    """How many different keys a vocabulary does not list, in memory that does not grow with them.
+    """Estimates the number of distinct keys that a vocabulary does not list, in constant memory.
 
-    Of n different hashes within 0..1 the k-th smallest is near k / n, so that (k − 1) / it is an
-    unbiased estimate of n. Z. Bar-Yossef et al., "Counting Distinct Elements in a Data Stream",
-    RANDOM 2002, doi:10.1007/3-540-45726-7_1. Up to `KEPT_HASHES` keys the number is exact.
+    If n distinct hashes lie within 0..1 and h is the k-th smallest, (k − 1) / h is an unbiased
+    estimate of n. Z. Bar-Yossef et al., "Counting Distinct Elements in a Data Stream", RANDOM 2002,
+    doi:10.1007/3-540-45726-7_1. Below `KEPT_HASHES` keys the number is exact.
 
     >>> seen = UnknownKeys()
     >>> seen.add(np.array([3, 5, 3], dtype=np.uint64))
@@ -156,13 +156,13 @@ class UnknownKeys:
         self._smallest = np.zeros(0, dtype=np.uint64)
 
     def add(self, keys: Keys) -> None:
-        """Count keys, which may have been counted before."""
+        """Count keys. A key that was counted before changes nothing."""
         if keys.size:
             joined = np.concatenate((self._smallest, mixed_bits(np.unique(keys) + _GOLDEN)))
             self._smallest = np.unique(joined)[:KEPT_HASHES]
 
     def estimate(self) -> int:
-        """Different keys so far."""
+        """Return the estimated number of distinct keys so far."""
         if self._smallest.size < KEPT_HASHES:
             return int(self._smallest.size)
         largest = float(self._smallest[-1]) / 2.0**64
@@ -170,7 +170,7 @@ class UnknownKeys:
 
 
 def mixed_bits(keys: Keys) -> Keys:
-    """Return the finalizer of SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2714064.2660195)."""
+    """Mix bits as SplitMix64 finally does (Steele et al. 2014, doi:10.1145/2714064.2660195)."""
     bits = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(bits ^ (bits >> np.uint64(31)))
@@ -185,7 +185,7 @@ def choose_mappings(
     headroom: float = 0.0,
     progress: Progress | None = None,
 ) -> tuple[dict[str, IdMapping], list[str]]:
-    """Return a mapping for each table, and notes for the user; see `placer.data.open_log`."""
+    """Return the id mapping of each table, and notes for the user; see `placer.data.open_log`."""
     names = list(dict.fromkeys(feature_tables.values()))
     chosen, row_counts = mapping_kinds(source, feature_tables, id_mapping, rows)
     asked = _of_each("id_mapping", id_mapping, names)
@@ -237,13 +237,13 @@ def choose_mappings(
         if chosen[name] == "hash":
             mappings[name] = Hash(row_counts[name])
         elif chosen[name] == "identity":
-            # Texts are refused by `EncodedLog`, whatever their table's rows.
+            # `EncodedLog` refuses texts, whatever the number of rows.
             mappings[name] = Identity(row_counts.get(name, 1))
     return {name: mappings[name] for name in names}, notes
 
 
 def _texts_beside_integers(source: Source, feature_tables: Mapping[str, str]) -> list[str]:
-    """Return notes of tables in which an id of one feature is never one of another."""
+    """Return notes on tables that features of texts and of integers share: ids never match."""
     kinds: dict[str, dict[bool, str]] = {}
     for feature, table in feature_tables.items():
         kinds.setdefault(table, {}).setdefault(source.columns.is_text(feature), feature)
@@ -276,7 +276,7 @@ def mapping_kinds(
     id_mapping: str | Mapping[str, str],
     rows: int | Mapping[str, int] | None,
 ) -> tuple[dict[str, MappingKind], dict[str, int]]:
-    """Return how the ids of each table become rows, and the rows of those whose number is set."""
+    """Return the kind of each table's id mapping, and the number of rows where it is given."""
     names = list(dict.fromkeys(feature_tables.values()))
     row_counts = _of_each("rows", rows, names)
     asked = _of_each("id_mapping", id_mapping, names)
@@ -300,7 +300,7 @@ def mapping_kinds(
 
 
 def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
-    """Return a value for each table, where there is one; that of ``*`` is for those not named."""
+    """Return each table's value, if it has one. The value of ``*`` is for tables not named."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -315,7 +315,7 @@ def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
 
 
 def _rows(table: str, largest: int, headroom: float) -> int:
-    """Return one more than the largest id, with headroom."""
+    """Return the number of rows for ids up to `largest`, with headroom."""
     if largest >= MAX_INFERRED_ROWS:
         raise DataError(
             f"table {table!r} has id {largest}, too large for a row number; "
@@ -332,7 +332,7 @@ def _rows(table: str, largest: int, headroom: float) -> int:
 def _id_ranges(
     source: Source, features: Sequence[str]
 ) -> tuple[Mapping[str, tuple[int, int]], int]:
-    """Return the smallest and largest id of integer features, 0 included, and the samples."""
+    """Return the smallest and largest id of integer features, 0 included; and samples."""
     integers = [name for name in features if not source.columns.is_text(name)]
     if not integers:
         return {}, source.samples or 0

@@ -1,4 +1,4 @@
-"""The dense part of a model: what each GPU trains beside the embeddings. See docs/dense.md."""
+"""Describe the dense part of a model, which each GPU trains beside embeddings: docs/dense.md."""
 
 from placer.dense.layers import DENSE_MATH as DENSE_MATH
 from placer.dense.layers import INTERACTIONS as INTERACTIONS

@@ -1,4 +1,4 @@
-"""Files of dense layers: YAML, TOML or JSON. docs/dense.md describes the fields."""
+"""Read files of dense layers: YAML, TOML or JSON. docs/dense.md describes the fields."""
 
 from typing import Annotated
 
@@ -38,8 +38,8 @@ class DenseEntry(StrictModel):
 def read(path: StrPath) -> DenseLayers:
     """Read dense layers from a file.
 
-    Raises ProblemError if the file cannot be read (see `placer.config_file.read_file`), or there
-    can be no such layers.
+    Raises ProblemError if the file cannot be read (see `placer.config_file.read_file`) or the
+    layers are impossible.
     """
     entry = read_file(path, DenseEntry, "dense", ProblemError)
     try:

@@ -1,4 +1,4 @@
-"""What is said of a model's dense part: the sizes of its layers, or the time that it takes."""
+"""Describe a model's dense part: by the sizes of its layers, or by its measured time."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -6,15 +6,15 @@ from typing import Literal, get_args
 from placer.errors import ProblemError
 
 Interaction = Literal["dot", "cross", "concat"]
-"""How the pooled embeddings and the bottom MLP's output meet:
+"""How the pooled embeddings and the bottom MLP's output are combined:
 
 ``dot``: products of all pairs of vectors (DLRM, Naumov et al. 2019, arXiv:1906.00091);
-``cross``: x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l over all columns side by side, with W_l a matrix
-or a product of two narrow ones (DCN-V2, Wang et al. 2021, doi:10.1145/3442381.3450078);
+``cross``: x_{l+1} = x_0 ⊙ (W_l x_l + b_l) + x_l over all columns side by side. W_l is a matrix or
+a product of two narrow matrices (DCN-V2, Wang et al. 2021, doi:10.1145/3442381.3450078);
 ``concat``: side by side."""
 
 DenseMath = Literal["float32", "tf32", "float16", "bfloat16"]
-"""The type in which matrices are multiplied. Parameters are float32 in any case."""
+"""Type of matrix multiplications. Parameters are always float32."""
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam"]
 
@@ -27,31 +27,30 @@ DENSE_OPTIMIZERS: tuple[DenseOptimizer, ...] = get_args(DenseOptimizer)
 class DenseLayers:
     """A bottom MLP, an interaction and a top MLP, replicated on every GPU.
 
-    Raises ProblemError if a size is not positive, or the fields of one interaction are used with
-    another.
+    Raises ProblemError if a size is too small, or a field does not go with the interaction.
 
     >>> DenseLayers(top=(256, 1), bottom=(512, 64), dense_features=13).interaction
     'dot'
     """
 
-    top: tuple[int, ...]  # Outputs of each layer of the top MLP, the logits' own included.
-    # Outputs of each layer of the bottom MLP; empty: the dense features meet the embeddings as they
-    # are.
+    top: tuple[int, ...]  # Outputs of each layer of the top MLP; the last layer gives the logits.
+    # Outputs of each layer of the bottom MLP. If empty, the dense features themselves are combined
+    # with the embeddings.
     bottom: tuple[int, ...] = ()
     dense_features: int = 0  # Numeric columns of a sample.
     interaction: Interaction = "dot"
-    # Of ``cross``: its layers, and the columns between the two matrices of each; rank 0: each layer
-    # has one square matrix.
+    # For ``cross``: the number of layers, and the columns between a layer's two matrices. With
+    # `cross_rank` 0, each layer has one square matrix.
     cross_layers: int = 0
     cross_rank: int = 0
-    # Of ``concat``: the mean of so many neighbouring columns of the embeddings is one input.
+    # For ``concat``: number of neighbouring embedding columns whose mean is one input.
     concat_stride: int = 1
     math: DenseMath = "float32"
-    optimizer: DenseOptimizer = "sgd"  # Of the dense parameters.
-    # Floating-point operations a second that a GPU reaches in these layers; None: what is known of
-    # its chip.
+    optimizer: DenseOptimizer = "sgd"  # Optimizer of the dense parameters.
+    # Floating-point operations a second that a GPU reaches in these layers. None: use the known
+    # rate of its chip.
     flops_per_s: float | None = None
-    # Memory that was taken off each GPU for this part already; `placer.Problem` sets it.
+    # Bytes already subtracted from each GPU for this part; `placer.Problem` sets it.
     reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -95,7 +94,7 @@ class DenseLayers:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredDense:
-    """A dense part of which the time is known and nothing else.
+    """A dense part of which only the measured time is known.
 
     Raises ProblemError if the time is negative or not finite.
 
@@ -103,8 +102,8 @@ class MeasuredDense:
     0.012
     """
 
-    # Seconds that it takes on each GPU in a step of the problem's batch: forward, backward, the
-    # exchange of its gradients that nothing hides, and the update.
+    # Seconds on each GPU in a step of the problem's batch: forward, backward, update, and the part
+    # of its gradients' exchange that nothing overlaps.
     step_s: float
 
     def __post_init__(self) -> None:

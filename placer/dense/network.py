@@ -1,4 +1,4 @@
-"""Matrix products of a dense part beside given tables, and the memory that they take."""
+"""List the matrix products of a dense part for given tables, and the memory it takes."""
 
 import math
 from collections.abc import Iterable
@@ -21,16 +21,16 @@ _STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 class Product:
     """A linear layer, or one of the two matrices of a cross layer."""
 
-    # Columns.
+    # Numbers of columns.
     inputs: int
     outputs: int
     part: Part
-    bias: bool = True  # Whether it adds a bias.
+    bias: bool = True  # Whether the layer has a bias.
     is_first: bool = False  # Whether its inputs are dense features, which need no gradient.
 
     @property
     def parameters(self) -> int:
-        """Weights, and biases where it has them."""
+        """Number of weights and biases."""
         return (self.inputs + self.bias) * self.outputs
 
     @property
@@ -53,19 +53,18 @@ class DenseNetwork:
 
     layers: DenseLayers
     products: tuple[Product, ...]
-    vectors: int  # Vectors that interact: one for each feature, and the bottom MLP's output.
-    vector_columns: int  # Columns of all of them together.
-    # Multiply-accumulates of the interaction of a sample that are not in `products`.
+    vectors: int  # Number of vectors: each feature's, and the bottom MLP's output.
+    vector_columns: int  # Columns of all vectors together.
+    # Multiply-accumulates of one sample's interaction that `products` does not have.
     interaction_macs: int
 
     @classmethod
     def of(cls, layers: DenseLayers, tables: Iterable[Table]) -> "DenseNetwork":
-        """Return the network over tables' features, each a vector of its table's width.
+        """Return the network for tables' features; each gives a vector of its table's width.
 
-        Vectors that are to be multiplied pair by pair have the width of the bottom MLP's output,
-        or of the widest table where there is no bottom MLP. Features of other widths are projected
-        to it by matrices without biases, as in mixed dimension embeddings (Ginart et al. 2019,
-        arXiv:1909.11810).
+        For ``dot``, all vectors have the width of the bottom MLP's output, or of the widest table
+        without a bottom MLP. Other vectors are projected to this width by matrices without biases,
+        as in mixed dimension embeddings (Ginart et al. 2019, arXiv:1909.11810).
         """
         widths = [table.dim for table in tables for _ in table.features]
         bottom = layers.bottom[-1] if layers.bottom else layers.dense_features
@@ -90,27 +89,28 @@ class DenseNetwork:
 
     @property
     def macs_per_sample(self) -> int:
-        """Multiply-accumulates of the forward pass of one sample, interaction included."""
+        """Multiply-accumulates of the forward pass of one sample, with the interaction."""
         return sum(product.macs_per_sample for product in self.products) + self.interaction_macs
 
     @property
     def flops_per_sample(self) -> int:
         """Floating-point operations of a training step of one sample.
 
-        Two for each multiply-accumulate of the forward pass, and of the two products that give
-        the gradients of the weights and of the inputs. Of the bottom MLP's first layer, whose
-        inputs need no gradient, this counts a third too much.
+        A multiply-accumulate counts as two. The forward pass has one product for each layer, and
+        the backward pass two: for gradients of weights and of inputs. Inputs of the bottom MLP's
+        first layer need no gradient, so a third of
+        its counted operations is too much.
         """
         return _FLOPS_PER_MAC * self.macs_per_sample
 
     @property
     def parameters(self) -> int:
-        """Trained numbers."""
+        """Number of trained parameters."""
         return sum(product.parameters for product in self.products)
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the parameters, in float32; as many of gradients."""
+        """Bytes of the parameters in float32. Gradients take equally many."""
         return self.parameters * FLOAT_BYTES
 
     @property
@@ -120,12 +120,12 @@ class DenseNetwork:
 
     @property
     def input_bytes_per_sample(self) -> int:
-        """Dense features and label of one sample, in float32."""
+        """Bytes of the dense features and the label of one sample, in float32."""
         return (self.layers.dense_features + 1) * FLOAT_BYTES
 
     @property
     def interaction_columns(self) -> int:
-        """Values of a sample that the interaction writes: vectors side by side, and products."""
+        """Number of values that the interaction writes for a sample: vectors and products."""
         if self.layers.interaction == "dot":
             top = next(product.inputs for product in self.products if product.part == "top")
             return self.vector_columns + self.vectors**2 + top
@@ -152,19 +152,19 @@ def _crosses(layers: DenseLayers, columns: int) -> list[Product]:
 class DenseMemory:
     """Bytes of a dense part on each GPU."""
 
-    # Of the parameters, of their gradients and of their optimizer's state, in float32; half
-    # precision has copies of the parameters beside them.
+    # Bytes of the parameters, of their gradients and of their optimizer's state, in float32. Half
+    # precision adds copies of the parameters to `parameter_bytes`.
     parameter_bytes: int
     gradient_bytes: int
     state_bytes: int
-    bucket_bytes: int  # Copies of the gradients that are summed over the GPUs; 0 on a single one.
-    # Inputs, activations and their gradients when they take most. Pooled embeddings and their
-    # gradients are not among them: buffers of the embeddings have these.
+    bucket_bytes: int  # Copies of gradients to sum over GPUs; 0 with one GPU.
+    # Peak of inputs, activations and their gradients. Pooled embeddings and their gradients are in
+    # the embeddings' buffers instead.
     activation_bytes: int
 
     @property
     def total_bytes(self) -> int:
-        """All of them at once."""
+        """Sum of all these bytes."""
         return (
             self.parameter_bytes
             + self.gradient_bytes
@@ -175,7 +175,7 @@ class DenseMemory:
 
 
 def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMemory:
-    """Return memory on each of `gpus` GPUs, for its `samples` samples of a step.
+    """Return the memory of a dense part on each of `gpus` GPUs, for `samples` samples a GPU.
 
     >>> from placer.workloads import named_workload
     >>> layers = DenseLayers(top=(512, 256, 1), bottom=(512, 256, 64, 16), dense_features=13)
@@ -200,10 +200,10 @@ def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMem
 
 
 def pass_bytes(network: DenseNetwork, samples: int) -> tuple[int, int]:
-    """Activations and gradients of parameters that exist at once at most, forward and backward.
+    """Return peak bytes of activations and parameters' gradients, in forward and in backward.
 
-    In the backward pass the last layers' gradients are there while activations of the first still
-    are.
+    In the backward pass, gradients of the last layers exist while activations of the first layers
+    are still needed.
     """
     forward, backward = _values(network)
     top = [one for one in network.products if one.part == "top"]
@@ -214,21 +214,21 @@ def pass_bytes(network: DenseNetwork, samples: int) -> tuple[int, int]:
 
 
 def _values(network: DenseNetwork) -> tuple[int, list[tuple[int, int]]]:
-    """Activations and gradients of one sample that exist at once.
+    """Count the values of one sample, activations and gradients, that exist at the same time.
 
-    A layer keeps its input for the backward pass, and its activation the output, which is the next
-    one's input. They exist at most
+    For the backward pass, a layer keeps its input, and its activation function keeps its output,
+    the next layer's input. The peak is at one of these points:
 
-    * in the forward pass, where a layer of the top MLP has its output before and after the
-      activation, beside what the interaction has not let go of yet;
-    * in the backward pass of such a layer, where its output and the gradient before and after the
-      activation exist, or the gradients of its output and of its input;
-    * or in the backward pass of the interaction.
+    * In forward of a top MLP layer: its output before and after the activation function, beside
+      what the interaction still holds.
+    * In backward of such a layer: its output and the gradient before and after the activation
+      function, or the gradients of its output and its input.
+    * In backward of the interaction.
 
-    As PyTorch runs `placer.training.Dlrm`; of ``cross``, as TorchRec's low-rank cross net; of
-    ``concat`` with means, as a pooling that keeps its input. Returns the largest number in the
-    forward pass, and for each point of the backward pass their number and the first layer of the
-    top MLP whose parameters have gradients by then.
+    Count as PyTorch runs `placer.training.Dlrm`, ``cross`` as TorchRec's low-rank cross net, and
+    ``concat`` with means as a pooling that keeps its input. Returns the peak of the forward pass,
+    and for each point of the backward pass its number of values and the first layer of the top MLP
+    whose parameters already have gradients.
     """
     top = [one for one in network.products if one.part == "top"]
     bottom = sum(one.outputs for one in network.products if one.part == "bottom")
@@ -246,16 +246,16 @@ def _values(network: DenseNetwork) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _interaction_values(network: DenseNetwork, top_inputs: int) -> tuple[int, int, int]:
-    """Return how many values an interaction keeps, and needs besides in each pass."""
+    """Return the values that an interaction keeps, and what else it needs in each pass."""
     layers, columns = network.layers, network.vector_columns
     if layers.interaction == "dot":
         squares = network.vectors**2
         pairs = network.vectors * (network.vectors - 1) // 2
-        # Backward: gradients of all products, and of the vectors as left and as right factor.
+        # Backward: gradients of all products, and of vectors as left and as right factor.
         return columns, squares + pairs, squares + 2 * columns
     if layers.interaction == "cross":
-        # Of each layer its product with the weights and its input; the last result is the top's
-        # input. Backward: gradients of the result, of the product and of the first input.
+        # Each layer keeps its input and its product with the weights. The last result is the top
+        # MLP's input. Backward: gradients of the result, of the product and of the first input.
         return layers.cross_layers * (2 * columns + layers.cross_rank), 0, 2 * columns
     if layers.concat_stride == 1:
         return 0, 0, top_inputs

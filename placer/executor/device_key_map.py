@@ -1,4 +1,4 @@
-"""A key map of which a device has a copy: what the host asks the device, and what it sends."""
+"""A key map with a copy on a device: the host's questions to the device, and its changes."""
 
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -14,40 +14,40 @@ from placer.growing.key_map import KeyMap
 from placer.growing.options import Growing, Int
 
 LEAST_ROWS, ROWS_PER_KEY = 1024, 32
-"""How many rows the host asks about at a time: at least, and for each key without a row."""
+"""Rows in a question to the device: the minimum, and the number for each key without a row."""
 
 _AT_ONCE = 1 << 20
-"""Rows that are copied to the device at once: 32 bytes of each are held meanwhile."""
+"""Rows that are copied to the device at once; each takes 32 bytes during the copy."""
 
 _MOST_PASSED = 17
-"""Rows that the hand looks at for one key at most: its window and, if none is free, the next."""
+"""Most rows that the clock hand examines for one key: its window and, if none is free, the next."""
 
 
 class Lookups(NamedTuple):
-    """Some lookups of a batch, in its order: where they stand, their keys, and the rows found."""
+    """Lookups of a batch, in its order: positions in the batch, keys, and rows found."""
 
     places: Int
     keys: Int
     rows: Int
 
     def at(self, chosen: "Int | npt.NDArray[np.bool_] | slice") -> "Lookups":
-        """Return some of them."""
+        """Return the chosen lookups."""
         return Lookups(*(values[chosen] for values in self))
 
     def within(self, span: slice) -> "Lookups":
-        """Return those of a part of the batch."""
+        """Return the lookups at positions in `span`."""
         return self.at(slice(*np.searchsorted(self.places, (span.start, span.stop))))
 
     def with_others(self, others: "Lookups") -> "Lookups":
-        """Return these and others, in the order of the batch."""
+        """Return these lookups and others, in the order of the batch."""
         both = Lookups(*map(np.append, self, others))
         return both.at(both.places.argsort())
 
 
 class Asked(NamedTuple):
-    """A question to the device: the reads of these rows.
+    """A question to the device: when and how often were these rows read?
 
-    Rows that were read last before step `before` may lose their keys.
+    Rows whose last read was before step `before` may lose their keys.
     """
 
     rows: Int
@@ -55,9 +55,9 @@ class Asked(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the device knows of the rows: the last step that read each, and how many steps did.
+    """The device's answer for each row: the last step that read it, and the number of such steps.
 
-    `lookups` are this step's reads of rows that may lose their keys.
+    `lookups` are this step's lookups of rows that may lose their keys.
     """
 
     last: Int
@@ -66,10 +66,10 @@ class Answer(NamedTuple):
 
 
 class Given(NamedTuple):
-    """What a step changes.
+    """The changes of a step.
 
-    The lookups at `places` get `rows`. The rows `reused` have other keys now, `new_keys`. The
-    device has to be sent the rows `changed`, which are in the map's own numbers.
+    The lookups at `places` get `rows`. The rows `reused` now have other keys, `new_keys`. The rows
+    `changed`, in the map's own numbers, must be sent to the device.
     """
 
     places: Int
@@ -81,18 +81,18 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """What a device knows of key maps.
+    """A device's copy of key maps.
 
     Attributes
     ----------
     slots : int32
     keys : int64, by row
     last : int32, by row
-        The step that read it last; −1 for rows without a key.
+        The last step that read the row; −1 without a key.
     reads : uint8, by row
-        Steps that read it.
+        Number of steps that read the row.
     step : int32
-        The last step, of each map.
+        The number of the last step, by map.
     """
 
     slots: Tensor
@@ -102,7 +102,7 @@ class DeviceCopy:
     step: Tensor
 
     def part(self, slots: slice, rows: slice, number: int) -> "DeviceCopy":
-        """Return the views of one map."""
+        """Return views of one map's part."""
         return DeviceCopy(
             self.slots[slots], self.keys[rows], self.last[rows], self.reads[rows], self.step[number]
         )
@@ -112,7 +112,7 @@ class DeviceCopy:
         return sent(torch.from_numpy(values), self.step.device)
 
     def write(self, of_rows: Tensor, of_slots: Tensor) -> None:
-        """Apply what `DeviceKeyMap.changes` returned."""
+        """Write a result of `DeviceKeyMap.changes`."""
         rows, keys, last, reads = of_rows
         self.keys[rows] = keys
         self.last[rows] = last.int()
@@ -121,19 +121,19 @@ class DeviceCopy:
 
 
 Walk: TypeAlias = Generator[Asked, Answer | None, Given | None]
-"""A step of a map: it yields questions to the device, and returns what changes."""
+"""A step of a map as a generator: it yields questions to the device, and returns the changes."""
 
 
 class DeviceKeyMap(KeyMap):
     """A key map with a copy of its slots and keys on a device, which counts the reads of rows.
 
-    The host asks the device for the reads of a row only when a rule needs them.
+    The host asks for the reads of a row only if an eviction or expiry rule needs them.
 
     Parameters
     ----------
     growing : Growing
     copy : DeviceCopy
-        Of this map alone.
+        The views of this map.
     """
 
     def __init__(self, growing: Growing, copy: DeviceCopy) -> None:
@@ -142,7 +142,7 @@ class DeviceKeyMap(KeyMap):
         self.push()
 
     def push(self) -> None:
-        """Copy all to the device."""
+        """Copy the whole map to the device."""
         self._copy.step.fill_(int(self._state[self._kernels.STEP]))
         self._copy.slots.copy_(torch.from_numpy(self._slots.view(np.int32)))
         self._log = np.zeros(1 + self._slots.size // 16, np.int64)
@@ -153,7 +153,7 @@ class DeviceKeyMap(KeyMap):
         _synchronize(self._copy.step.device)
 
     def pull(self) -> None:
-        """Copy to the host what the device knows of reads."""
+        """Copy the device's counts of reads to the host."""
         _synchronize(self._copy.step.device)
         rows = self._behind(0, self.growing.rows)
         index = self._copy.index(rows)
@@ -169,11 +169,11 @@ class DeviceKeyMap(KeyMap):
         self.push()
 
     def train(self, lookups: int, waiting: Lookups, open_steps: int) -> Walk:
-        """Take a step whose keys the device has found, and give rows to those that have none.
+        """Take a step after the device has looked up its keys; give rows to keys without one.
 
-        The host reads the `waiting` lookups, whose keys have no row, in the order of the batch. It
-        also reads those whose rows it may take back before the batch comes to them; the order of
-        all others changes nothing. Returns None if nothing has changed.
+        The host reads the `waiting` lookups, which found no row, in the order of the batch. If this
+        step may take back the row of another lookup, the host reads that lookup too. The order of
+        all other lookups changes nothing. The generator returns None if nothing has changed.
         """
         state, kernels, ttl = self._state, self._kernels, self.growing.ttl
         changed = [np.zeros(0, np.int64)]
@@ -206,7 +206,7 @@ class DeviceKeyMap(KeyMap):
             waiting = waiting.at(slice(done, None))
             if not waiting.places.size:
                 break
-            # The hand reaches rows whose reads only the device has counted in full.
+            # The clock hand needs the reads of these rows, which only the device has in full.
             more = max(LEAST_ROWS, ROWS_PER_KEY * waiting.places.size, passed)
             chunk = self._behind(hand, more, passed)
             answer = yield Asked(chunk, open_since)
@@ -228,14 +228,14 @@ class DeviceKeyMap(KeyMap):
         return Given(np.concatenate(places), given, self._numbered(again), new_keys, to_send)
 
     def _behind(self, hand: int, most: int, passed: int = 0) -> Int:
-        """Return the next rows of the hand after `passed` of them, at most once around."""
+        """Return up to `most` rows ahead of the clock hand, skipping `passed`, within one round."""
         used = int(self._state[self._kernels.USED])
         return (hand + np.arange(passed, min(used, passed + most))) % max(1, used) + 1
 
     def _refresh(self, rows: Int, last: Int, reads: Int) -> Int:
-        """Take over what the device knows of rows that this step has not read on the host.
+        """Copy the device's counts for rows that the host has not read in this step.
 
-        Returns the step in which each was read last, −1 if it has no key.
+        Returns the last step that read each row, −1 if the row has no key.
         """
         step = self._rows["step"][rows]
         is_old = (step >= 0) & (step < self._state[self._kernels.STEP])
@@ -244,7 +244,7 @@ class DeviceKeyMap(KeyMap):
         return self._rows["step"][rows]
 
     def changes(self, rows: Int) -> tuple[Int, Int]:
-        """Return what the host knows of rows, and all slots that have changed, for `write`."""
+        """Return the host's records of rows, and all changed slots, for `DeviceCopy.write`."""
         records, changed = self._rows[rows], self._log[1 : 1 + self._log[0]]
         if changed.size < self._log[0]:
             changed = np.arange(self._slots.size)

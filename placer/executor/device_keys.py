@@ -1,4 +1,4 @@
-"""Key maps of which a device has copies: it finds keys, and the host gives rows to new ones."""
+"""Key maps with copies on a device: the device finds keys, and the host gives rows to new keys."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,18 +28,18 @@ from placer.growing.options import Growing, Int
 from placer.tables import Table
 
 BLOCK, WARPS = 128, 1
-"""Keys of a program, and its warps: four searches of each thread are under way at once."""
+"""Keys of a kernel program, and its warps: each thread runs four searches at once."""
 
 FIRST = 4096
-"""Lookups for which a kernel has room at first. If it notes more, it runs again with more room."""
+"""Lookups that a kernel can note at first. If it finds more, it runs again with more room."""
 
 _SHAPES = 16
-"""Shapes of batches whose segment tables are kept."""
+"""Number of batch shapes whose segment tables are cached."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Keys:
-    """The keys of a batch on the device, where those of each table lie, and their rows."""
+    """A batch's keys on the device, each table's range of them, and their rows."""
 
     spans: dict[str, slice]
     table: SegmentTable
@@ -48,10 +48,10 @@ class _Keys:
 
 
 class DeviceKeys(GrowingKeys):
-    """Key maps with copies on a device, which finds keys; the host gives rows to new ones.
+    """Key maps with copies on a device that finds keys; the host gives rows to new keys.
 
-    The host waits for the device once a step, for the lookups that found no row; and once more, for
-    all tables together, when rows may have to be taken back.
+    The host waits for the device once a step, to get the lookups without a row. It waits again, for
+    all tables together, if rows may have to be taken back.
 
     Parameters
     ----------
@@ -88,8 +88,8 @@ class DeviceKeys(GrowingKeys):
             reads=zeros(rows[-1], dtype=torch.uint8),
             step=zeros(len(growing), dtype=torch.int32),
         )
-        # Of each table: its number, where its slots begin and how many there are, where its rows
-        # begin, and which bits of a slot are a row.
+        # For each table: its number, its first slot and number of slots, its first row, and the bit
+        # mask of the row in a slot.
         self._places: dict[str, tuple[int, int, int, int, int]] = {}
         for number, (name, how) in enumerate(growing.items()):
             own = slice(*slots[number : number + 2]), slice(*rows[number : number + 2]), number
@@ -107,7 +107,7 @@ class DeviceKeys(GrowingKeys):
         spans = self.spans(batch, features)
         held = {name: self.maps[name] for name in spans}
         maps = {name: own for name, own in held.items() if isinstance(own, DeviceKeyMap)}
-        if not maps or len(maps) < len(held):  # A server's maps are on the host.
+        if not maps or len(maps) < len(held):  # A server has maps on the host only.
             return super().rows_of(batch, features, open_before, id_order)
         if open_before is not None and any(own.known_steps for own in maps.values()):
             for own in maps.values():
@@ -150,11 +150,11 @@ class DeviceKeys(GrowingKeys):
         self._run(kernel, grid, table.table, *arguments, BLOCK=BLOCK, num_warps=WARPS)
 
     def _room(self, lookups: int) -> Tensor:
-        """Return room for a kernel to note so many lookups."""
+        """Return a tensor in which a kernel can note this many lookups."""
         return torch.zeros(1 + 3 * lookups, dtype=torch.int64, device=self._device)
 
     def _noted(self, launch: Callable[[Tensor, int], None], *others: Tensor) -> tuple[Lookups, Int]:
-        """Return the lookups that a kernel notes, and other int64 tensors; waits for the device."""
+        """Return the lookups that a kernel notes, and `others`, on the host; waits for both."""
         room = FIRST
         while True:
             noted = self._room(room)
@@ -170,9 +170,9 @@ class DeviceKeys(GrowingKeys):
     def _give_rows(
         self, keys: _Keys, missing: Lookups, open_before: int
     ) -> dict[str, tuple[Tensor, Int]]:
-        """Take a step of all maps; write the rows of lookups that had none.
+        """Take a step of all maps, and write the rows of lookups that had none.
 
-        Returns the rows of each table that had another key before, and their keys now.
+        Returns each table's reused rows, which had other keys before, and their new keys.
         """
         walks: dict[str, Walk] = {}
         for name, span in keys.spans.items():
@@ -200,7 +200,7 @@ class DeviceKeys(GrowingKeys):
         return own
 
     def _answers(self, keys: _Keys, asked: Mapping[str, Asked]) -> dict[str, Answer | None]:
-        """Ask the device about rows of several tables, and wait for it once."""
+        """Answer the questions of several tables with one wait for the device."""
         known, sizes = self._copy, [own.rows.size for own in asked.values()]
         starts = np.repeat([self._places[name][3] for name in asked], sizes)
         befores = np.repeat([own.before for own in asked.values()], sizes)
@@ -220,7 +220,7 @@ class DeviceKeys(GrowingKeys):
         return answers
 
     def _write(self, rows: Tensor, given: Mapping[str, Given]) -> None:
-        """Write the rows of lookups, and what has changed in the maps."""
+        """Write the rows of lookups, and send the changes of the maps to the device."""
         parts: list[list[Int]] = []
         for name, own in given.items():
             _, first_slot, _, first_row, _ = self._places[name]

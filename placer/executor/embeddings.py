@@ -1,4 +1,4 @@
-"""The base of embeddings that one process holds and of those that many share."""
+"""The base class of embeddings in one process and of embeddings that processes share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 class Embeddings(nn.Module, ABC):
     """Embedding tables laid out by a plan, with the optimizer fused into the backward pass.
 
-    `PlacedEmbeddings` holds them in this process, `ShardedEmbeddings` shares them with others;
-    `make_embeddings` takes the one that fits. Both are called with a `BagBatch` and give pooled
-    rows by feature.
+    `PlacedEmbeddings` holds all tables in one process, and `ShardedEmbeddings` shares them with
+    other processes. `make_embeddings` chooses between them. Call either with a `BagBatch` to get
+    pooled rows by feature.
 
     Attributes
     ----------
     plan : Plan
     device : torch.device
-        Where rows are pooled.
+        Device that pools rows.
     optimizers : mapping of table name to optimizer
     features : tuple of FeatureRead
     rank, world : int
-        This process's number among those that share the tables, and how many they are.
+        This process's number, and the number of processes that share the tables.
     keys : GrowingKeys
-        Which rows have which keys, of tables that grow.
+        Key maps of the tables that grow.
     """
 
     rank, world = 0, 1
@@ -73,19 +73,19 @@ class Embeddings(nn.Module, ABC):
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Features of the plan's tables, in order: what batches must follow."""
+        """Names of the plan's features, in the order that batches must have."""
         return tuple(feature.name for feature in self.features)
 
     @property
     @abstractmethod
     def backend(self) -> str:
-        """Name of the backend in use; empty where a process holds no rows."""
+        """Name of the backend; empty if this process holds no rows."""
 
     @property
     def counts_updates(self) -> bool:
-        """Whether results depend on the number of updates: under Adam and stochastic rounding.
+        """Whether results depend on the number of updates, as with Adam or stochastic rounding.
 
-        Rows that are narrow at home are rounded so at each update.
+        Updates of rows in a narrower dtype than the table's are always rounded stochastically.
         """
         tables = self.plan.tables_by_name
         narrow = any(
@@ -95,27 +95,27 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def set_lr(self, lr: float) -> None:
-        """Change the learning rate from the next backward pass on; do so in every process."""
+        """Set the learning rate from the next backward pass on; call it in every process."""
 
     @abstractmethod
     def set_eps(self, eps: float) -> None:
-        """Change what is added to √state from the next backward pass on; in every process."""
+        """Set eps, added to √state, from the next backward pass on; call it in every process."""
 
     @abstractmethod
     def prefetch(self, batch: Any) -> Any:
-        """Find a batch's rows ahead of its forward pass, which takes the result in its place."""
+        """Find a batch's rows early; pass the result to `forward` instead of the batch."""
 
     @abstractmethod
     def hit_rates(self) -> HitRates | None:
-        """Return how many lookups of the rows held here were served from HBM; waits for the device.
+        """Count the lookups of rows of this process that HBM served; waits for the device.
 
-        None for backends that read all rows where they are.
+        Returns None for backends that keep all rows in one memory.
         """
 
-    def count_by_table(self) -> None:  # Where there are no tiers, nothing is counted.
-        """Count by table, too, from here on; takes some kernels in steps that count so.
+    def count_by_table(self) -> None:  # Backends without tiers count nothing.
+        """Also count hits by table from now on, with a few more kernels in counted steps.
 
-        Processes that share the tables do not.
+        If several processes share the tables, this does nothing.
         """
 
     @abstractmethod
@@ -124,39 +124,38 @@ class Embeddings(nn.Module, ABC):
 
     @abstractmethod
     def memory_use(self) -> dict[tuple[str, str], int]:
-        """Return bytes held here by (device id, purpose), to compare with what the plan says.
+        """Return this process's bytes by (device id, purpose), to compare with the plan.
 
-        Purposes are ``hbm`` and ``dram``, the weights and optimizer state in them; ``pool``,
-        the row caches with their directory; and ``row_maps``, under
-        the device that serves the table's first shard. A replicated shard counts on its first
-        device alone, where one process holds it. Where many processes share the tables, their
-        devices are called ``gpu:0`` and ``host:0`` in each of them.
+        Purposes are ``hbm``, ``dram`` and ``ssd``, for weights and optimizer state; ``pool``, for
+        row caches with their directory; and ``row_maps``, on the device of the table's first shard.
+        In one process, a replicated shard counts on its first device only. If processes share the
+        tables, each process calls its devices ``gpu:0`` and ``host:0``.
         """
 
     def comm_stats(self) -> "dict[Kind, Volume]":
-        """Return bytes that this process sent to others so far, by kind."""
+        """Return the bytes that this process has sent to other processes, by kind."""
         return {}
 
     def reset_comm_stats(self) -> None:
         """Set the counts of `comm_stats` to zero."""
 
     def routing_bytes(self) -> dict[str, int]:
-        """Return bytes of the tables by which this process sends each table's ids to others."""
+        """Return bytes of each table's routing maps, which say where this process sends ids."""
         return {}
 
     def close(self) -> None:
-        """Close the connections to other processes. After it, no lookup works."""
+        """Close the connections to other processes. No lookup works afterwards."""
 
     @abstractmethod
     def id_order(self) -> "IdOrder":
-        """Return the tables by id, some rows at a time: what checkpoints read and write."""
+        """Return access to the tables by id in blocks of rows, as checkpoints need it."""
 
     @abstractmethod
     def update_count(self) -> int:
-        """Return the updates so far in this process; waits for the device."""
+        """Return the number of updates in this process; waits for the device."""
 
     def set_update_count(self, updates: int) -> None:
-        """Set the number of updates so far."""
+        """Set the number of updates in this process."""
         self.id_order().set_update_count(updates)
 
     def key_counts(self) -> dict[str, KeyCounts]:
@@ -164,19 +163,19 @@ class Embeddings(nn.Module, ABC):
         return self.keys.counts()
 
     def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
-        """Return keys of a table that grows, and the rows that they have now: int64, shape (keys,).
+        """Return the keys of a growing table and their current rows: int64, shape (keys,).
 
-        Rows ascend. Every process gets all keys, and all of them must call this.
+        Rows ascend. All processes must call this, and each gets all keys.
         """
         return self.keys.live(table)
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
-        """Return optimizer state by ``<table>.<name>``, in id order whatever the plan.
+        """Return optimizer state by ``<table>.<name>``, in id order under any plan.
 
         float32: ``sum`` of shape (rows,) for row-wise Adagrad and (rows, dim) for Adagrad,
-        ``exp_avg`` and ``exp_avg_sq`` of shape (rows, dim) for Adam; SGD has none. Besides,
-        ``updates``, the number of updates so far, int64 of shape (): Adam and stochastic rounding
-        depend on it. Every process gets the whole state, and all of them must call this.
+        ``exp_avg`` and ``exp_avg_sq`` of shape (rows, dim) for Adam; SGD has none. ``updates``,
+        int64 of shape (), is the number of updates, if Adam or stochastic rounding needs it. All
+        processes must call this, and each gets the whole state.
         """
         order = self.id_order()
         state = {
@@ -187,14 +186,14 @@ class Embeddings(nn.Module, ABC):
         return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `optimizer_state_dict` gave, under this or any other plan.
+        """Restore a result of `optimizer_state_dict`, under this or any other plan.
 
-        Of tables that grow, the rows go as `load_state_dict` has the keys: call that first.
+        For tables that grow, call `load_state_dict` first: it says which row each key has.
 
         Raises
         ------
         CheckpointError
-            If a table's state is missing or of another shape; nothing is changed then.
+            If a table's state is missing or has another shape. Then nothing has changed.
         """
         earlier = self.keys.earlier
         saved = {name: rows for name, (rows, _) in earlier.items() if name in self.optimizers}
@@ -245,7 +244,7 @@ class Embeddings(nn.Module, ABC):
             unknown = [key for key in state_dict if key.startswith(prefix) and key not in names]
             unexpected_keys.extend(unknown)
             if missing or unknown:
-                return  # The caller raises, and the weights stay as they are.
+                return  # The caller raises, so do not change weights.
         order = self.id_order()
         if all(key in state_dict for key in maps):
             self.keys.load_state({name: state_dict[key] for key, name in maps.items()})
@@ -254,7 +253,7 @@ class Embeddings(nn.Module, ABC):
                 self._overwrite(order, weight, weights[weight.table.name])
 
     def _overwrite(self, order: "IdOrder", tensor: "TableTensor", values: Tensor) -> None:
-        """Overwrite a tensor by its values where keys were loaded, if need be of other rows."""
+        """Overwrite a tensor, reordering its rows if loaded keys had another capacity."""
         if tensor.table.name in self.keys.earlier and len(values) != tensor.table.rows:
             _, earlier = self.keys.earlier[tensor.table.name]
             held = values.detach().cpu()

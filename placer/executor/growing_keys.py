@@ -18,18 +18,18 @@ from placer.growing.options import Growing, Int, KeyCounts
 from placer.tables import Table
 
 MOST_OPEN_STEPS = 64
-"""Most steps that count as open, however many outputs somebody keeps without a backward pass."""
+"""Most steps that count as open, even if the user keeps more outputs without a backward pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class KeyStep:
-    """A step of the key maps: open until its rows are updated, or nobody refers to it any more.
+    """A step of the key maps, open until its rows are updated or nothing refers to it.
 
     Attributes
     ----------
     number : int
     open_before : int
-        How many of the steps before it are open, the closed ones between them included.
+        Number of steps from the oldest open step to this one, closed steps included.
     """
 
     number: int
@@ -37,29 +37,29 @@ class KeyStep:
 
 
 class GrowingKeys:
-    """The key maps of the tables of one process that grow.
+    """The key maps of one process's growing tables.
 
     Parameters
     ----------
     growing : mapping of table name to Growing
     tables : mapping of table name to Table
     seed : int or None
-        Of the weights that reset rows begin with; None: zeros.
+        Seed of the weights of reset rows; None sets them to zero.
     part, parts : int
-        Which part of each table's keys is here, where several processes share them.
+        The part of each table's keys in this process, and the number of parts.
 
     Attributes
     ----------
     in_batches : bool
-        Whether batches that are looked up have keys; else who looks them up has asked `rows_of`.
+        Whether batches hold keys; otherwise the caller has replaced keys by `rows_of`.
     earlier : dict of table name to (int, int64 array)
-        Of tables whose loaded state had another capacity: their rows there, and which of these each
-        row was, or −1.
+        For tables whose loaded state had another capacity: the number of rows there, and the row
+        there of each row here, or −1.
 
     Raises
     ------
     PlanMismatchError
-        If a table is unknown, or has another number of rows than its keys need.
+        If a table is unknown, or its number of rows does not fit its capacity.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class GrowingKeys:
         self.earlier: dict[str, tuple[int, Int]] = {}
 
     def read_by_rows(self) -> None:
-        """Find the rows of keys once a call, however often rows are read and updated in it."""
-        self.in_batches, self.seed = False, 0  # The seed that `PlacedEmbeddings` has by default.
+        """Let the caller replace keys by rows once, before it reads and updates rows repeatedly."""
+        self.in_batches, self.seed = False, 0  # The default seed of `PlacedEmbeddings`.
 
     def rows_of(
         self,
@@ -97,10 +97,10 @@ class GrowingKeys:
         open_before: int | None,
         id_order: Callable[[], IdOrder],
     ) -> BagBatch:
-        """Return the batch with rows in the place of keys.
+        """Return the batch with each key replaced by its row.
 
-        In a step with so many open ones before it new keys get rows. A row that had another key is
-        reset first. With None nothing changes, and keys without a row read row 0.
+        `open_before` is the number of open steps before this one, whose rows keep their keys. New
+        keys get rows, and reused rows are reset. If None, keys without a row read row 0.
         """
         if not self.maps:
             return batch
@@ -115,7 +115,7 @@ class GrowingKeys:
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def spans(self, batch: BagBatch, features: tuple[FeatureRead, ...]) -> dict[str, slice]:
-        """Return where a batch has the keys of each table: its features follow one another."""
+        """Return each table's range of keys in a batch; features of a table follow one another."""
         spans: dict[str, slice] = {}
         for feature, (start, stop) in zip(features, feature_bounds(batch, features), strict=True):
             if feature.table in self.maps:
@@ -124,7 +124,7 @@ class GrowingKeys:
         return spans
 
     def open_step(self) -> KeyStep | None:
-        """Open a step in which keys get rows; None where they only find them, as in evaluation."""
+        """Open a step in which new keys get rows. Return None if they get none (evaluation)."""
         if not (self.maps and self.in_batches and torch.is_grad_enabled()):
             return None
         self._steps += 1
@@ -134,12 +134,12 @@ class GrowingKeys:
         return step
 
     def found(self, step: KeyStep | None) -> None:
-        """Note that the keys of a step have rows, and that its forward pass will come."""
+        """Note that a step's keys have rows, and that it is ahead of its forward pass."""
         if step is not None:
             self._ahead.add(step.number)
 
     def begin(self, step: KeyStep | None) -> None:
-        """Note that the forward pass of a step begins: it is not ahead, nor are dropped batches."""
+        """Note that a step's forward pass begins: neither it nor dropped batches are ahead now."""
         if step is not None:
             self._ahead &= {one.number for one in self._open} - {step.number}
 
@@ -150,11 +150,11 @@ class GrowingKeys:
 
     @property
     def ahead(self) -> int:
-        """How many steps have rows for their keys, and wait for their forward pass."""
+        """Number of steps whose keys have rows and whose forward pass has not begun."""
         return len(self._ahead)
 
     def drop_ahead(self) -> None:
-        """Drop the steps that are ahead. Their batches will be looked up again."""
+        """Drop the steps that are ahead, as their batches will be looked up again."""
         for keys in self.maps.values():
             keys.give_up(self.ahead)
         self._steps -= self.ahead
@@ -167,7 +167,7 @@ class GrowingKeys:
         self._ahead: set[int] = set()
 
     def _read(self, name: str, keys: Int, open_before: int, id_order: Callable[[], IdOrder]) -> Int:
-        # One step always counts as open, so that results are equal with and without look-ahead.
+        # At least one step counts as open, so that results are equal with and without look-ahead.
         step = self.maps[name].read(keys, max(1, open_before))
         if step.reused.size:
             rows = torch.from_numpy(step.reused.copy())
@@ -175,7 +175,7 @@ class GrowingKeys:
         return step.rows
 
     def _begin_again(self, again: Mapping[str, tuple[Tensor, Int]], order: IdOrder) -> None:
-        """Draw new weights for rows that these keys have now, and set optimizer state to zero."""
+        """Draw new weights for the rows of these keys, and set their optimizer state to zero."""
         weights = {}
         for name, (rows, keys) in again.items():
             table = order.plan.tables_by_name[name]
@@ -186,7 +186,7 @@ class GrowingKeys:
         order.start_rows(weights)
 
     def counts(self) -> dict[str, KeyCounts]:
-        """Return the counters of each table's keys."""
+        """Return the key counters of each table."""
         return {name: keys.counts for name, keys in self.maps.items()}
 
     def live(self, table: str) -> tuple[Tensor, Tensor]:
@@ -204,13 +204,13 @@ class GrowingKeys:
         }
 
     def names(self) -> list[str]:
-        """Return the names of `state`."""
+        """Return the names of the tensors in `state`."""
         return [f"{table}.keys.{name}" for table in self.maps for name in KeyMap.STATE]
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on with what `state` gave; raise CheckpointError if it is not of these tables.
+        """Restore a result of `state`; raise CheckpointError if it lacks a tensor of these tables.
 
-        It may be of another capacity: see `resized`.
+        The state may have another capacity: see `resized`.
         """
         missing = [name for name in self.names() if name not in state]
         if missing:
@@ -225,9 +225,10 @@ class GrowingKeys:
     def resized(
         self, state: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], dict[str, tuple[int, Int]]]:
-        """Return a state as it is with these capacities, and what `earlier` says of it.
+        """Return a state converted to these capacities, and its entries of `earlier`.
 
-        A larger table has all keys, and a smaller one the hottest; a warning says how many must go.
+        A larger table keeps all keys. A smaller one keeps the hottest, and a warning counts the
+        rest.
         """
         made, earlier = dict(state), dict[str, tuple[int, Int]]()
         for table, keys in self.maps.items():

@@ -1,4 +1,4 @@
-"""Tables in the order of their ids, some rows at a time: what checkpoints read and write."""
+"""Read and write tables in id order, in blocks of rows, for checkpoints."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +18,10 @@ from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
 ReadRows = Callable[[int, int], Tensor]
-"""Rows ``start..stop`` of a tensor, on the host."""
+"""A function of start and stop that returns rows ``start..stop`` of a tensor, on the host."""
 
 _NEAR = 4
-"""Rows are read with the gaps between them if that reads at most this many times as many rows."""
+"""Read rows with the gaps between them if that multiplies the number of rows by at most this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TableTensor:
     name : str
         ``weight``, or one of `placer.tables.OPTIMIZER_STATE`.
     shape : tuple of int
-        (rows, dim), or (rows,) for state that is one number a row.
+        (rows, dim), or (rows,) for state with one number per row.
     dtype : torch.dtype
     """
 
@@ -45,22 +45,22 @@ class TableTensor:
 
     @property
     def is_per_row(self) -> bool:
-        """Whether it is one number a row, of which every column slice has a copy."""
+        """Whether the tensor has one number per row, which every column slice copies."""
         return len(self.shape) == 1
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
+        """Bytes of a whole row."""
         return self.width_bytes(self.table.dim)
 
     def width_bytes(self, width: int) -> int:
-        """Return bytes of so many columns of a row."""
+        """Return the bytes of `width` columns of a row."""
         return self.dtype.itemsize * (1 if self.is_per_row else width)
 
 
 @dataclass(frozen=True, slots=True)
 class IdRange:
-    """Rows of the ids ``start..stop`` of a tensor."""
+    """The rows of a tensor with ids ``start..stop``."""
 
     tensor: TableTensor
     start: int
@@ -83,18 +83,18 @@ class IdRange:
 
 
 class IdOrder(ABC):
-    """Tables that one process or many hold, read and written by id whatever the plan.
+    """Reads and writes tables by id, under any plan, in one process or in many.
 
     Attributes
     ----------
     plan : Plan
     optimizers : mapping of table name to optimizer
     counts_updates : bool
-        Whether it matters how many updates there have been.
+        Whether results depend on the number of updates.
     rank, world : int
-        This process among those that share the tables, and how many there are.
+        This process's number, and the number of processes that share the tables.
     group : torch.distributed.ProcessGroup or None
-        Those that share the tables; None for one process alone.
+        The processes that share the tables; None for one process.
     """
 
     rank, world = 0, 1
@@ -115,11 +115,11 @@ class IdOrder(ABC):
         return (tensor for tensor in self.tensors() if tensor.name == "weight")
 
     def states(self) -> Iterator[TableTensor]:
-        """Return the tensors of the optimizers."""
+        """Return the tensors of all optimizer states."""
         return (tensor for tensor in self.tensors() if tensor.name != "weight")
 
     def read(self, tensor: TableTensor) -> Tensor:
-        """Return a whole tensor in id order, on the host; all processes must call it."""
+        """Return a whole tensor in id order, on the host; all processes must call this."""
         self.synchronize()
         result = torch.zeros(tensor.shape, dtype=tensor.dtype)
         for block in blocks_of(tensor):
@@ -129,57 +129,57 @@ class IdOrder(ABC):
         return result
 
     def overwrite(self, tensor: TableTensor, values: Tensor) -> None:
-        """Overwrite what this process holds of a tensor by whole values in id order."""
+        """Overwrite this process's part of a tensor from the whole tensor in id order."""
         self.synchronize()
         for block in blocks_of(tensor):
             self.write(block, values[block.start : block.stop])
 
     def draw(self, weight: TableTensor, seed: int) -> None:
-        """Set a table's initial weights, drawn by a seed and the table's name."""
+        """Set a table's initial weights, drawn at random from a seed and the table's name."""
         drawn = initial_weights(weight.table, seed)
         for block, (_, values) in zip(blocks_of(weight), drawn, strict=True):
             self.write(block, values)
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until no kernel moves rows; to be called before rows are read or written."""
+        """Wait until no kernel moves rows. Call this before rows are read or written."""
 
     @abstractmethod
     def shares(self, table: Table) -> list[float]:
-        """Which part of a table each process holds; they add up to 1, copies count evenly."""
+        """Return each process's share of a table. Shares add up to 1, and copies divide a share."""
 
     @abstractmethod
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
-        """Return the rows that this process requests, on the host; all processes must call it.
+        """Return the rows that this process requests, on the host. All processes must call this.
 
         Parameters
         ----------
         requests : sequence of IdRange or None, length world
-            What each process requests, the same on all of them.
+            The request of each process; every process must pass the same sequence.
         """
 
     @abstractmethod
     def held(
         self, block: IdRange
     ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
-        """Yield what this process holds of some rows: their places, columns, and what writes them.
+        """Yield this process's parts of a block: places, columns, and a function that writes rows.
 
-        Places are those in the block, ascending.
+        Places are positions in the block, ascending.
         """
 
     def holds(self, block: IdRange) -> bool:
-        """Return whether this process holds some of these rows."""
+        """Return whether this process holds any of these rows."""
         return any(places.numel() for places, *_ in self.held(block))
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        """Overwrite what this process holds of some rows."""
+        """Overwrite this process's part of a block from the block's whole values."""
         for places, cols, write in self.held(block):
             own = values[places]
             write(own if block.tensor.is_per_row else own[:, slice(*cols)])
 
     @abstractmethod
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        """Overwrite what this process holds of rows of a tensor, whose ids are distinct.
+        """Overwrite this process's part of some rows of a tensor. Ids must be distinct.
 
         Call `synchronize` before.
         """
@@ -201,11 +201,11 @@ class IdOrder(ABC):
 
     @abstractmethod
     def update_count(self) -> int:
-        """Updates so far; all processes must call it."""
+        """Return the number of updates so far; all processes must call this."""
 
     @abstractmethod
     def set_update_count(self, updates: int) -> None:
-        """Go on counting from here, on this process."""
+        """Set the number of updates in this process."""
 
 
 def tensors_of(table: Table, optimizer: OptimizerName) -> Iterator[TableTensor]:
@@ -216,7 +216,7 @@ def tensors_of(table: Table, optimizer: OptimizerName) -> Iterator[TableTensor]:
 
 
 def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
-    """Yield all rows of a tensor in id order, a bounded number at a time."""
+    """Yield the blocks of a tensor in id order, each with a limited number of rows."""
     rows = tensor.table.rows
     for start in range(0, rows, CHUNK_ROWS):
         yield IdRange(tensor, start, min(rows, start + CHUNK_ROWS))
@@ -225,16 +225,16 @@ def blocks_of(tensor: TableTensor) -> Iterator[IdRange]:
 def rows_from(
     tensor: TableTensor, before: ReadRows | None, earlier: Int, seed: int | None
 ) -> ReadRows:
-    """Return what reads a tensor of a table whose rows are those of an earlier one, or new.
+    """Return a function that reads a tensor whose rows come from an earlier tensor or are new.
 
     Parameters
     ----------
     before : callable or None
-        Reads rows ``start..stop`` of the earlier one, if there was one.
+        Reads rows ``start..stop`` of the earlier tensor; None if there was none.
     earlier : int64 array, shape (rows,)
-        The row that each row was, negative for new ones.
+        The earlier row of each row, negative for new rows.
     seed : int or None
-        New rows have the weights of a new table; None: zeros, as their optimizer's state.
+        Draws the weights of new rows, as for a new table. None leaves them zero.
     """
     place_of_new = np.cumsum(earlier < 0) - 1
 

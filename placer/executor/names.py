@@ -1,9 +1,9 @@
-"""Names that the executor takes, in a file whose import needs no torch."""
+"""Names of the executor's options, importable without torch."""
 
 from typing import Literal
 
 BACKENDS: tuple[str, ...] = ("auto", "numba", "torch", "triton", "tiered")
 
 Policy = Literal["lfu", "rank"]
-"""Which cached rows make room for others: those least looked up, or those last in the plan's
+"""Which cached rows are evicted: the least often looked up, or the last ones in the plan's row
 order."""

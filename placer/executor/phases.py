@@ -1,8 +1,8 @@
-"""Names of what a step does, as a profiler shows them.
+"""Name the parts of a step, so that a profiler shows them.
 
 ``map`` turns ids into slots, ``sort`` orders the lookups by row, ``stage`` copies cold rows to
-HBM, ``write-back`` returns them, ``forward`` pools rows, ``backward`` collects the gradients of
-what was pooled, and ``update`` applies the optimizer.
+HBM, ``write-back`` copies them back, ``forward`` pools rows, ``backward`` collects the gradients
+of pooled rows, and ``update`` applies the optimizer.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -17,9 +17,9 @@ PHASE_PREFIX = "placer: "
 
 
 def phase(name: Phase) -> AbstractContextManager[object]:
-    """Return a context that a running `torch.profiler.profile` records under that name.
+    """Return a context that a running `torch.profiler.profile` records under this name.
 
-    Without a profiler it does nothing, for a record takes longer than the start of a kernel.
+    Without a profiler the context does nothing, as a record takes longer than a kernel launch.
     """
     if _profiler_enabled():
         return record_function(PHASE_PREFIX + name)

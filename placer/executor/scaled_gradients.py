@@ -1,9 +1,9 @@
-"""Gradients that a `torch.amp.GradScaler` has scaled: found, and refused.
+"""Refuse gradients of a loss that a `torch.amp.GradScaler` has scaled.
 
-A scaler multiplies the loss, and takes the factor out of the gradients before its optimizer's step.
-Rows of placed tables are updated within the backward pass, before it could: by gradients that are
-65,536 times too large. So the losses that a scaler returns mark the backward pass that starts at
-them.
+A scaler multiplies the loss by a factor, such as 65,536, and divides the gradients by it before the
+optimizer's step. Rows of placed tables are updated earlier, in the backward pass, so their
+gradients would be too large. Therefore scaled losses get a hook that marks their backward pass, and
+the update refuses marked passes.
 """
 
 import functools
@@ -16,11 +16,11 @@ from torch import Tensor
 from placer.errors import PlacerError
 
 _marked: deque[int] = deque(maxlen=256)
-"""Backward passes that started at a scaled loss, by autograd's own number."""
+"""Autograd's ids of backward passes that started at a scaled loss."""
 
 
 def watch_scalers() -> None:
-    """Let all scalers mark what they scale; those that exist already, too."""
+    """Patch all GradScaler classes, so that existing and new scalers mark scaled losses."""
     for kind in _with_subclasses(torch.amp.GradScaler):
         own = kind.__dict__.get("scale")
         if own is not None and not hasattr(own, "_is_watched"):
@@ -28,7 +28,7 @@ def watch_scalers() -> None:
 
 
 def refuse_scaled() -> None:
-    """Raise within a backward pass that started at a scaled loss."""
+    """Raise PlacerError if the running backward pass started at a scaled loss."""
     if _marked and torch._C._current_graph_task_id() in _marked:
         raise PlacerError(
             "the loss was scaled by a GradScaler, and placed tables are updated within the "

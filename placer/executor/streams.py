@@ -1,4 +1,4 @@
-"""Work of a CUDA device that the host watches without waiting."""
+"""Copy tensors between host and device, and track CUDA work without blocking the host."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def recorded() -> torch.cuda.Event:
 
 
 def start_copy(tensor: Tensor) -> Tensor:
-    """Return a copy in pinned host memory, complete once the current stream gets here."""
+    """Start a copy to pinned host memory; it is complete once the current stream reaches it."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return copy.copy_(tensor, non_blocking=True)
 
@@ -27,7 +27,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 def on_host(tensor: Tensor) -> Tensor:
     """Copy a tensor to the host's memory, and wait for the copy.
 
-    It goes through pinned memory: to other memory a GPU copies at a few percent of its link's rate.
+    The copy is in pinned memory: to other memory a GPU copies at a few percent of its link's rate.
     """
     if tensor.device.type != "cuda":
         return tensor
@@ -37,7 +37,7 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def indexed(device: torch.device) -> torch.device:
-    """Return the device with its number: tensors on ``cuda`` say that they are on ``cuda:0``."""
+    """Return the device with its index, as tensors report it: ``cuda`` becomes ``cuda:0``."""
     if str(device) == "cuda" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return device

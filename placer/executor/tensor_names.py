@@ -1,4 +1,4 @@
-"""What a model's tensors are called in a checkpoint, and what shapes they have."""
+"""Name a model's tensors in checkpoints, and check their shapes."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,26 +11,26 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
 UPDATES = "updates"
-"""Key of the number of updates: Adam corrects its averages by it, stochastic rounding draws by
-it."""
+"""Key of the number of updates. Adam corrects its averages with it, and stochastic rounding draws
+its random numbers from it."""
 
 
 class Described(Protocol):
-    """A tensor, or what stands for one that is still in a file."""
+    """A tensor in memory, or the description of a tensor in a file."""
 
     @property
     def shape(self) -> Sequence[int]:
-        """Its shape."""
+        """The tensor's shape."""
         ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its type."""
+        """The tensor's dtype."""
         ...
 
 
 def tensor_shape(table: Table, name: str, optimizer: OptimizerName) -> tuple[int, ...]:
-    """Return shape of a table's ``weight``, or of one of its optimizer's tensors, in id order."""
+    """Return the shape of a table's ``weight`` or of a tensor of its optimizer state."""
     per_row = name != "weight" and optimizer == "rowwise_adagrad"
     return (table.rows,) if per_row else (table.rows, table.dim)
 
@@ -38,9 +38,9 @@ def tensor_shape(table: Table, name: str, optimizer: OptimizerName) -> tuple[int
 def state_shapes(
     tables: Sequence[Table], optimizers: Mapping[str, OptimizerName], *, counted: bool
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of the optimizer's state by ``<table>.<name>``.
+    """Return shapes of the optimizer state by ``<table>.<name>``.
 
-    `counted` says that the number of updates is part of it; under Adam it always is.
+    `counted` adds the number of updates; with Adam it is always there.
     """
     shapes = {
         f"{table.name}.{name}": tensor_shape(table, name, optimizers[table.name])
@@ -56,7 +56,7 @@ def check_shapes(
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    """Check tensors before any is loaded."""
+    """Raise CheckpointError if tensors are missing, unknown, or of another shape or dtype."""
     faults = [f"{key} is missing" for key in shapes if key not in held]
     faults += [f"{key} is of no table of the plan" for key in held if key not in shapes]
     faults += [
@@ -74,7 +74,7 @@ def check_shapes(
 
 
 def check_weights(what: str, weights: Mapping[str, Tensor], tables: Sequence[Table]) -> None:
-    """Check weights by table name; tables may be left out."""
+    """Raise PlanMismatchError for an unknown table or a wrong shape; tables may be left out."""
     shapes = {table.name: (table.rows, table.dim) for table in tables}
     faults = [f"{name!r} is no table of the plan" for name in weights if name not in shapes]
     faults += [

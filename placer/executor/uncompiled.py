@@ -1,4 +1,4 @@
-"""Functions that `torch.compile` leaves as they are, without the import of its compiler."""
+"""Exclude functions from `torch.compile` without importing its compiler."""
 
 import functools
 import sys
@@ -12,10 +12,10 @@ Result = TypeVar("Result")
 
 
 def uncompiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Do what `torch.compiler.disable` does, once something is compiled.
+    """Exclude a function from `torch.compile`, as `torch.compiler.disable` does.
 
-    That decorator imports ``torch._dynamo``, which takes two seconds that a run without
-    `torch.compile` need not wait for.
+    `torch.compiler.disable` imports ``torch._dynamo``, which takes two seconds. This decorator only
+    calls it in programs that have imported the compiler already.
 
     >>> @uncompiled
     ... def twice(number):
@@ -34,7 +34,7 @@ def uncompiled(function: Callable[Parameters, Result]) -> Callable[Parameters, R
             disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
         return disabled[0](*args, **kwargs)
 
-    # What the compiler looks for: it calls such a function instead of tracing it.
+    # The compiler calls functions with these attributes instead of tracing them.
     outside._torchdynamo_disable = True  # type: ignore[attr-defined]
     outside._torchdynamo_disable_msg = None  # type: ignore[attr-defined]
     return outside

@@ -1,4 +1,4 @@
-"""Tables whose ids never end: rows are given to keys as they come, and taken back."""
+"""Growing tables: rows are given to new keys as they are read, and taken back later."""
 
 from typing import TYPE_CHECKING
 

@@ -2,15 +2,14 @@
 """Compiled kernels of a key map: find keys, give them rows, and take rows back.
 
 The map is an open-addressing hash table (`slots`) of row numbers with linear probing. A removed
-key leaves no tombstone: the keys behind it move up (Knuth, The Art of Computer Programming 3, 6.4,
-algorithm R). Everything else that is known of a row is one record of 16 bytes. The bits of a slot
-that row numbers leave free hold bits of the key's hash, so that hardly any record of another key is
-read. Keys are found a block at a time, and what their search reads is prefetched, as nearly every
-access misses the cache.
+key leaves no tombstone: the keys after it move up (Knuth, The Art of Computer Programming 3, 6.4,
+algorithm R). Each row has one record of 16 bytes. Bits of a slot that row numbers do not need hold
+bits of the key's hash, so a search rarely reads a record of another key. Nearly every access misses
+the cache, so keys are found a block at a time, with slots and records prefetched.
 
-Rows are taken back by a hand that goes around the table, as in CLOCK (Corbato 1968): it looks at
-`WINDOW` rows at a time, and takes the one that was read longest ago, or least often. What it passes
-counts half from then on. So a read costs one access to its record, and taking a row back a few.
+A hand goes around the table to take rows back, as in CLOCK (Corbato 1968). It looks at `WINDOW`
+rows at a time, and takes the row that was read longest ago, or least often. It halves the counts of
+rows that it passes. So a read costs one access to a record, and taking a row back costs a few.
 """
 
 import numba
@@ -23,9 +22,9 @@ from placer.growing.options import SKETCH_CELLS, SKETCH_ROWS
 
 RECORD = np.dtype(
     [
-        ("key", np.int64),  # Of a free row: the next free row.
-        ("step", np.int32),  # In which the row was read last; −1: it has no key.
-        ("reads", np.int32),  # Steps that read it; halved when the hand passes.
+        ("key", np.int64),  # The row's key; for a free row, the next free row.
+        ("step", np.int32),  # Last step that read the row; −1: it has no key.
+        ("reads", np.int32),  # Number of steps that read it, halved by the hand.
     ]
 )
 
@@ -48,12 +47,12 @@ RECORD = np.dtype(
 PLACES = 13
 
 WINDOW = 16
-"""Rows among which one is taken back: 256 bytes, four lines of a cache."""
+"""Number of rows of which one is taken back: 256 bytes, four cache lines."""
 
 MOST_READS = 255
 
 BLOCK = 128
-"""Keys whose slots and records are prefetched at a time."""
+"""Number of keys to prefetch slots and records for at a time."""
 
 
 @intrinsic
@@ -68,7 +67,7 @@ def _prefetch(_context, array, index):
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        how = [ir.Constant(number, value) for value in (0, 3, 1)]  # To be read, and soon again.
+        how = [ir.Constant(number, value) for value in (0, 3, 1)]  # Read, with high locality.
         builder.call(function, [builder.bitcast(place, byte), *how])
         return context.get_dummy_value()
 
@@ -77,7 +76,7 @@ def _prefetch(_context, array, index):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def mix(key):
-    """Spread the bits of a key: the finalizer of MurmurHash3."""
+    """Mix the bits of a key with the finalizer of MurmurHash3."""
     bits = np.uint64(key)
     bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
@@ -86,13 +85,13 @@ def mix(key):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _home(key, size):
-    """The slot at which a key's search begins."""
+    """Return the slot at which a key's search begins."""
     return np.int64(((mix(key) >> np.uint64(32)) * np.uint64(size)) >> np.uint64(32))
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _mask(rows):
-    """The bits of a slot that may be a row's number."""
+    """Return the mask of the bits of a slot that hold a row's number."""
     mask = np.uint32(1)
     while mask < rows.size - 1:
         mask = np.uint32(2 * mask + 1)
@@ -101,13 +100,13 @@ def _mask(rows):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _tag(key, mask):
-    """The other bits: those of the hash that follow the ones that choose the slot."""
+    """Return the other bits of a slot: the key's hash bits after those that choose the slot."""
     return np.uint32((mix(key) >> np.uint64(32)) * (np.uint64(mask) + np.uint64(1)))
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _slot_of(slots, rows, mask, key):
-    """The slot that holds a key, or the empty one at which its search ends."""
+    """Return the slot that holds a key, or the empty slot at which its search ends."""
     at, tag = _home(key, slots.size), _tag(key, mask)
     while slots[at] != 0 and (
         slots[at] & ~mask != tag or rows[np.int64(slots[at] & mask)].key != key
@@ -120,13 +119,13 @@ def _slot_of(slots, rows, mask, key):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _row_of(slots, rows, mask, key):
-    """The row of a key, 0 if it has none."""
+    """Return the row of a key, 0 if it has none."""
     return np.int64(slots[_slot_of(slots, rows, mask, key)] & mask)
 
 
 @numba.njit(cache=True, nogil=True)
 def _guess(keys, out, slots, rows, mask):
-    """Guess the row of each key from the first slot with its hash bits: nearly always right."""
+    """Guess the row of each key by the first slot with its hash bits. It is nearly always right."""
     for j in range(keys.size):
         _prefetch(slots, _home(keys[j], slots.size))
     for j in range(keys.size):
@@ -141,7 +140,7 @@ def _guess(keys, out, slots, rows, mask):
 
 @numba.njit(cache=True, nogil=True)
 def parts_of(keys, out, parts):
-    """The part of each key, by bits of its hash that do not choose its slot."""
+    """Compute the part of each key, by bits of its hash that do not choose its slot."""
     for j in range(keys.size):
         low = mix(keys[j]) & np.uint64(0xFFFFFFFF)
         out[j] = np.int64((low * np.uint64(parts)) >> np.uint64(32))
@@ -149,7 +148,7 @@ def parts_of(keys, out, parts):
 
 @numba.njit(cache=True, nogil=True)
 def draw(keys, seed, bound, out):
-    """Values uniform in ±bound for each key, the same whenever it is drawn; float32."""
+    """Draw float32 values uniform in ±bound for each key. A key always gets the same values."""
     for j in range(keys.size):
         first = mix(mix(keys[j]) + seed)
         for column in range(out.shape[1]):
@@ -159,7 +158,7 @@ def draw(keys, seed, bound, out):
 
 @numba.njit(cache=True, nogil=True)
 def find(keys, out, slots, rows):
-    """The row of each key, 0 for those that have none; changes nothing."""
+    """Find the row of each key, 0 if it has none, without changing the map."""
     mask = _mask(rows)
     for first in range(0, keys.size, BLOCK):
         end = min(first + BLOCK, keys.size)
@@ -171,7 +170,7 @@ def find(keys, out, slots, rows):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _note(log, slot):
-    """Note that a slot has changed. The first of a log is their number, which may pass its end."""
+    """Log a changed slot. ``log[0]`` counts changes, even those that the log has no room for."""
     log[0] += 1
     if log[0] < log.size:
         log[log[0]] = slot
@@ -179,7 +178,7 @@ def _note(log, slot):
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _enter(slots, rows, mask, row, log):
-    """Enter the key of a row, which no slot has."""
+    """Enter the key of a row, which must not be in the slots yet."""
     key = rows[row].key
     slot = _slot_of(slots, rows, mask, key)
     slots[slot] = np.uint32(row) | _tag(key, mask)
@@ -197,7 +196,7 @@ def fill_slots(slots, rows, used, log):
 
 @numba.njit(cache=True, nogil=True)
 def _release(slots, rows, state, row, log):
-    """Take a row's key away, and move up the keys whose search would end in its slot."""
+    """Take a row's key away, and move up keys that a search would now miss."""
     size, mask = slots.size, _mask(rows)
     empty = _slot_of(slots, rows, mask, rows[row].key)
     at = empty
@@ -206,7 +205,7 @@ def _release(slots, rows, state, row, log):
         if slots[at] == 0:
             break
         home = _home(rows[np.int64(slots[at] & mask)].key, size)
-        # A key stays where its home is cyclically in (empty, at].
+        # A key stays if its home is cyclically in (empty, at].
         stays = empty < home <= at if empty < at else (empty < home or home <= at)
         if not stays:
             slots[empty] = slots[at]
@@ -221,7 +220,7 @@ def _release(slots, rows, state, row, log):
 
 @numba.njit(cache=True, nogil=True)
 def assign(keys, numbers, slots, rows, state, log):
-    """Give each key the row of its number, or none for row 0, whoever had that row before."""
+    """Give each key its row, or none for row 0. The earlier keys of these rows lose them."""
     mask = _mask(rows)
     for j in range(keys.size):
         for row in (_row_of(slots, rows, mask, keys[j]), numbers[j]):
@@ -236,7 +235,7 @@ def assign(keys, numbers, slots, rows, state, log):
 
 @numba.njit(cache=True, nogil=True)
 def _expire(slots, rows, state, log, before, most):
-    """Look at so many more rows, and take back those that were read last before a step."""
+    """Look at `most` more rows, and take back rows that were last read before step `before`."""
     for _ in range(min(most, state[USED])):
         state[SWEEP] = state[SWEEP] % state[USED] + 1
         row = state[SWEEP]
@@ -247,7 +246,7 @@ def _expire(slots, rows, state, log, before, most):
 
 @numba.njit(cache=True, nogil=True)
 def _evict(slots, rows, state, log, by_reads, open_since):
-    """Take back a row that no step from `open_since` on reads; whether there is one."""
+    """Take back a row that no step from `open_since` on reads; return whether there was one."""
     best, best_reads = 0, 0
     for looked_at in range(state[USED]):
         if best != 0 and (looked_at >= WINDOW or (by_reads and best_reads == 0)):
@@ -272,11 +271,12 @@ def _evict(slots, rows, state, log, by_reads, open_since):
 
 @numba.njit(cache=True, nogil=True)
 def _count_unknown(sketch, first_block, blocks, key):
-    """Count a read of a key that has no row, and return how often it was read by now.
+    """Count a read of a key without a row, and return its number of reads so far.
 
-    A count-min sketch with conservative updates (Estan and Varghese 2002,
-    doi:10.1145/633025.633056): never too few, too many where keys share all their cells. These are
-    in one block, which the bits choose that choose a key's part: so counts go with the parts.
+    The sketch is a count-min sketch with conservative updates (Estan and Varghese 2002,
+    doi:10.1145/633025.633056). Counts are never too low, and too high if keys share all cells. A
+    key's cells are in one block. The bits that choose its part choose the block, too, so counts can
+    move with parts.
     """
     bits = mix(key)
     block = np.int64(((bits & np.uint64(0xFFFFFFFF)) * np.uint64(blocks)) >> np.uint64(32))
@@ -293,9 +293,9 @@ def _count_unknown(sketch, first_block, blocks, key):
 
 @numba.njit(cache=True, nogil=True)
 def _halve_sketch(sketch, state, cells):
-    """Halve so many more cells of each row; over time each comes as often as any other.
+    """Halve the next `cells` cells of each of the sketch's rows, going around.
 
-    Rows are a quarter apart, so that the cells of a key are not all halved at a time.
+    The rows are a quarter apart, so the cells of a key are not all halved at once.
     """
     size = sketch.shape[0] * SKETCH_CELLS
     for _ in range(min(cells, size)):
@@ -309,7 +309,7 @@ def _halve_sketch(sketch, state, cells):
 def begin_step(
     lookups, slots, rows, state, sketch, log, admission, ttl, forget_reads, open_since
 ):  # fmt: skip
-    """Begin a step of so many lookups: rows expire, and reads of keys without one fade."""
+    """Begin a step of `lookups` lookups: expire rows, and halve counts of keys without a row."""
     state[STEP] += 1
     if ttl > 0:
         _expire(slots, rows, state, log, min(state[STEP] - ttl, open_since), lookups + 1024)
@@ -323,12 +323,12 @@ def read(
     keys, out, reused, slots, rows, state, sketch, log, first_block, blocks,
     capacity, admission, by_reads, open_since, hand, limit,
 ):  # fmt: skip
-    """Read keys of the step that has begun: the row of each, 0 where it gets none.
+    """Read keys of the current step, and write the row of each to `out`, 0 if it gets none.
 
-    No row is taken back once the hand, from where it was, has passed more rows than `limit`.
+    Stop at a key that needs a row if the hand has passed over `limit` rows since `hand`.
 
-    Returns how many rows were given to another key, which are the first of `reused`; and how many
-    keys were read before one needs a row that lies beyond the limit.
+    Return how many rows were given to another key, listed first in `reused`; and how many keys were
+    read.
     """
     step, reused_rows, is_full = state[STEP], 0, False
     mask = _mask(rows)
@@ -358,7 +358,7 @@ def read(
             state[USED] += 1
             row = state[USED]
         else:
-            # A step only adds to the rows that may not be taken back.
+            # If no row can be taken back now, none can later in the step.
             if state[FREE] == 0 and not is_full:
                 is_full = not _evict(slots, rows, state, log, by_reads, open_since)
             row = state[FREE]

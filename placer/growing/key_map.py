@@ -1,4 +1,4 @@
-"""Which row of a table has which key, while keys come and go."""
+"""`KeyMap`: gives the rows of a growing table to keys, and takes them back."""
 
 from collections import deque
 from dataclasses import replace
@@ -11,15 +11,15 @@ from placer.growing.options import MOST_CAPACITY, SKETCH_CELLS, SKETCH_ROWS, Gro
 from placer.growing.saved_state import fits, sketch_of
 
 _READS = 256
-"""Saved counts of a row's reads are two numbers in one: those below this bit are reads of steps
-that are done, those above it are of `KeyMap._late`."""
+"""A saved count of a row's reads holds two numbers: the remainder by this is the reads of the row,
+and the quotient is the row's count in `KeyMap._late`."""
 _FORGET_READS = 10
-"""Reads of keys without a row are halved after ten times as many lookups as there are rows, as in
-TinyLFU (Einziger, Friedman and Manes 2017, doi:10.1145/3149371)."""
+"""Counts of keys without a row are halved after this many lookups per row, as in TinyLFU
+(Einziger, Friedman and Manes 2017, doi:10.1145/3149371)."""
 
 
 class StepRows(NamedTuple):
-    """Rows of a step's keys; those among them that had another key before, and their keys now."""
+    """Rows of a step's keys; reused rows, which had another key before; and their new keys."""
 
     rows: Int
     reused: Int
@@ -27,7 +27,7 @@ class StepRows(NamedTuple):
 
 
 class Resized(NamedTuple):
-    """A map with another capacity; the earlier row of each row, or −1; and how many keys went."""
+    """A map with another capacity; each row's earlier row, or −1; and how many keys it lost."""
 
     keys: "KeyMap"
     earlier: Int
@@ -35,7 +35,7 @@ class Resized(NamedTuple):
 
 
 def parts_of(keys: Int, parts: int) -> Int:
-    """Return which of so many key maps has each key: the same in every process, by a hash.
+    """Return the part of each key, by a hash: the number of the key map that has the key.
 
     Examples
     --------
@@ -50,23 +50,23 @@ def parts_of(keys: Int, parts: int) -> Int:
 class KeyMap:
     """Gives the rows of one table to keys, in the order in which they are read.
 
-    Deterministic: the same steps give the same rows. As long as there are free rows, and with
-    `admission` 1, keys have rows 1, 2, … in the order of their first reading.
+    The same steps give the same rows. While there are free rows, and with `admission` 1, keys get
+    rows 1, 2, … in the order of their first reads.
 
-    Several maps can share a table. Each is read with the keys of its part alone, and gives them the
+    Several maps can share a table. Each map reads only the keys of its part, and gives them the
     rows ``1 + part``, ``1 + part + parts``, … in this order.
 
     Parameters
     ----------
     growing : Growing
-        Of the whole table.
+        Options of the whole table.
     part, parts : int
-        Which of so many maps it is; see `parts_of`.
+        Number of this map, and number of maps; see `parts_of`.
 
     Attributes
     ----------
     known_steps : int
-        So many of the next steps are made already, and their keys only found.
+        Number of next steps that repeat earlier ones: they find keys and change nothing.
 
     Raises
     ------
@@ -90,7 +90,7 @@ class KeyMap:
     """
 
     STATE = "rows", "counts", "sketch"
-    """The names of `state`."""
+    """Names of the arrays of `state`."""
 
     def __init__(self, growing: Growing, part: int = 0, parts: int = 1) -> None:
         if growing.capacity < parts:
@@ -103,7 +103,7 @@ class KeyMap:
         self._allocate(np.arange(1 + part, growing.rows, parts))
 
     def _allocate(self, numbers: Int) -> None:
-        """Make an empty map with the rows of these numbers, in the order in which it gives them."""
+        """Make the map empty, with rows of these numbers, which it gives to keys in this order."""
         self._own = replace(self.growing, capacity=numbers.size)
         is_whole = np.array_equal(numbers, np.arange(1, self.growing.rows))
         self._numbers = None if is_whole else np.append(0, numbers).astype(np.int32)
@@ -112,17 +112,17 @@ class KeyMap:
         self._state = np.zeros(self._kernels.PLACES, np.int64)
         blocks = self.growing.sketch_blocks(self.part, self.parts)
         self._sketch = np.zeros((len(blocks), SKETCH_ROWS, SKETCH_CELLS), np.uint8)
-        # The keys that had no row, of the last steps: as many as may come again.
+        # Keys without a row in each of the last steps, which may be repeated.
         self._without: deque[Int] = deque(maxlen=64)
-        # How many keys the last steps read, and their sum; the same of steps that come again.
+        # Number and sum of the keys of each of the last steps; the same for repeated steps.
         self._last: deque[tuple[int, int] | None] = deque(maxlen=64)
         self._coming: deque[tuple[int, int] | None] = deque()
-        # The row of each lookup that comes again, and found none: its key got it behind that.
+        # For each lookup to repeat that found no row: the row that its key got afterwards.
         self._late = np.empty(0, np.int64)
-        self._log = np.zeros(1, np.int64)  # Has no room for what nobody asks.
+        self._log = np.zeros(1, np.int64)  # Too small to log changes: nobody asked for them.
 
     def _numbered(self, rows: Int) -> Int:
-        """Return rows of the table, from those of this map."""
+        """Return the table's rows from numbers of this map's rows."""
         return rows if self._numbers is None else self._numbers[rows].astype(np.int64)
 
     def read(self, keys: Int, open_steps: int = 1) -> StepRows:
@@ -132,11 +132,11 @@ class KeyMap:
         ----------
         keys : int64, shape (lookups,)
         open_steps : int
-            How many steps before this one are still open; their rows keep their keys.
+            Number of earlier steps that are still open: their rows keep their keys.
         """
         read = keys.size, int(keys.sum())
         if self._coming and self._coming.popleft() not in (read, None):
-            self.forget()  # Other batches have come.
+            self.forget()  # The batches differ: no step is repeated.
         if self.known_steps:
             self.known_steps -= 1
             self._last.append(read)
@@ -149,11 +149,11 @@ class KeyMap:
         return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
 
     def _begin_step(self, lookups: int, open_steps: int, ttl: int) -> int:
-        """Begin a step, and return the first one whose rows keep their keys."""
+        """Begin a step, and return the first open step, from which on rows keep their keys."""
         open_since = int(self._state[self._kernels.STEP]) + 1 - open_steps
-        while len(self._without) > open_steps:  # Only steps that are open may come again.
+        while len(self._without) > open_steps:  # Only open steps may be repeated.
             self._without.popleft()
-        self._last.append(None)  # Where nobody knows all keys, they are taken for those that came.
+        self._last.append(None)  # Unknown keys match any batch.
         maps = self._slots, self._rows, self._state, self._sketch, self._log
         forget_reads = _FORGET_READS * self._own.capacity
         self._kernels.begin_step(
@@ -164,7 +164,7 @@ class KeyMap:
     def _read(
         self, keys: Int, open_since: int, hand: int = 0, limit: int = MOST_CAPACITY
     ) -> tuple[Int, Int, int]:
-        """Read keys up to one that needs a row beyond the limit: rows, those reused, how many."""
+        """Read keys up to the first that needs a row beyond `limit`; see `kernels.read`."""
         growing, rows, reused = self._own, np.empty_like(keys), np.empty_like(keys)
         maps = self._slots, self._rows, self._state, self._sketch, self._log
         is_lfu, whole = growing.eviction == "lfu", self.growing
@@ -176,7 +176,7 @@ class KeyMap:
         return rows[:done], reused[:count], done
 
     def find(self, keys: Int) -> Int:
-        """Find the row of each key, 0 where it has none; nothing is counted."""
+        """Return the row of each key, 0 if it has none, without counting lookups."""
         return self._numbered(self._find(keys))
 
     def _find(self, keys: Int) -> Int:
@@ -185,7 +185,7 @@ class KeyMap:
         return rows
 
     def _find_again(self, keys: Int) -> Int:
-        """Find what `read` gave to the keys of a step that comes again."""
+        """Return the rows that `read` gave to the keys of a step that is repeated."""
         rows, late = self._find(keys), np.bincount(self._late, minlength=len(self._rows))
         (places,) = (late[rows] > 0).nonzero()
         places = places[rows[places].argsort(kind="stable")]
@@ -197,28 +197,28 @@ class KeyMap:
         return self._numbered(rows)
 
     def give_up(self, steps: int) -> None:
-        """Take so many of the last steps for such as come again: then their keys are only found.
+        """Expect the last `steps` steps to be repeated: then their keys are only found.
 
-        Steps with other keys are new, and no more of the last ones come then.
+        If a step has other keys, it and all later steps are new.
         """
         self._late = self._late_with(steps)
         self._coming.extendleft(list(self._last)[: -steps - 1 : -1])
         self.known_steps += steps
 
     def forget(self) -> None:
-        """Treat the next steps as new, not as steps of the saved run that are repeated."""
+        """Treat the next steps as new, instead of as repeated steps of the saved run."""
         self.known_steps, self._late = 0, self._late[:0]
         self._coming.clear()
 
     def _late_with(self, steps: int) -> Int:
-        """Return `_late` as it is if so many of the last steps will be repeated, too."""
+        """Return `_late` with the lookups of the last `steps` steps, to be repeated, added."""
         last = list(self._without)[max(0, len(self._without) - steps) :]
         rows = self._find(np.concatenate([np.empty(0, np.int64), *last]))
         return np.concatenate((self._late, rows[rows > 0]))
 
     @classmethod
     def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
-        """Make a map that finds these keys in these rows; it gives no rows to others.
+        """Make a map that finds these keys in these rows, and gives no rows to other keys.
 
         Examples
         --------
@@ -234,11 +234,11 @@ class KeyMap:
         return made
 
     def resized(self, growing: Growing) -> Resized:
-        """Return the keys of a whole table in one of another capacity: all, or the hottest of them.
+        """Return a map of another capacity for a whole table, with all or the hottest keys.
 
-        A larger one has all rows of this one, and goes on as this one does until that is full. Of
-        two keys the one is hotter that eviction would take later. A key keeps its row where there
-        is such a row.
+        A larger map keeps all keys and rows, and behaves like this map until this one is full. A
+        smaller map keeps the keys that eviction would take last. Keys keep their rows if the new
+        table has these rows.
 
         Examples
         --------
@@ -255,7 +255,7 @@ class KeyMap:
         live = kept[self._rows["step"][kept] >= 0]
         if is_smaller:
             step, reads = self._rows["step"][live], self._rows["reads"][live]
-            # Steps that come again find their keys.
+            # Repeated steps need their keys: keep them first.
             is_ahead = step > self._state[kernels.STEP] - self.known_steps
             order = np.lexsort((step, reads * (growing.eviction == "lfu"), is_ahead))
             kept = np.sort(live[order[max(0, live.size - growing.capacity) :]])
@@ -280,11 +280,11 @@ class KeyMap:
         return Resized(made, earlier, dropped)
 
     def assign(self, keys: Int, rows: Int) -> None:
-        """Give each key its row, once `check` allows it, whoever had that before; row 0 is none."""
+        """Give each key its row, taken from any other key; row 0 is none. Call `check` first."""
         self._kernels.assign(keys, rows, self._slots, self._rows, self._state, self._log)
 
     def check(self, keys: Int, rows: Int) -> None:
-        """Raise CheckpointError if a key or a row is listed twice, or there is no such row."""
+        """Raise CheckpointError if a key or row is listed twice, or a row does not exist."""
         given = np.sort(rows[rows != 0])
         is_row = given.size == 0 or (given[0] > 0 and given[-1] < self.growing.rows)
         twice = np.unique(keys).size < keys.size or not np.diff(given).all()
@@ -301,20 +301,20 @@ class KeyMap:
         return KeyCounts(*(int(value) for value in self._state[first:]))
 
     def live(self) -> tuple[Int, Int]:
-        """Return all keys that have rows, and these rows: int64, shape (keys,) each."""
+        """Return all keys that have rows, and their rows: int64, shape (keys,) each."""
         used = int(self._state[self._kernels.USED])
         rows = 1 + np.flatnonzero(self._rows["step"][1 : used + 1] >= 0)
         return self._rows["key"][rows], self._numbered(rows)
 
     def state(self, ahead: int = 0) -> dict[str, Int]:
-        """Return all that the next steps depend on, to be saved: int64 arrays by `STATE`.
+        """Return the state to save, on which the next steps depend: int64 arrays by `STATE`.
 
-        Those of all maps of a table, one after the other, are what `load_state` takes. Their shapes
-        do not depend on the keys, so that `torch.distributed.checkpoint` reads into them. So many
-        of the last steps are `ahead` of the training, and come again: then their keys are found.
+        `load_state` takes the concatenated arrays of all maps of a table. Their shapes do not
+        depend on the keys, so `torch.distributed.checkpoint` can read into them. The last `ahead`
+        steps are ahead of the training and will be repeated: then their keys are only found.
         """
         used = int(self._state[self._kernels.USED])
-        rows = np.zeros((self._own.capacity, 3), np.int64)  # Zeros for rows that had no key yet.
+        rows = np.zeros((self._own.capacity, 3), np.int64)  # Zero for rows that never had a key.
         rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
         np.add.at(rows[:, 1], self._late_with(ahead) - 1, _READS << 32)
         rows[:used, 2] = self._numbered(np.arange(1, used + 1))
@@ -324,16 +324,16 @@ class KeyMap:
         return dict(zip(self.STATE, values, strict=True))
 
     def load_state(self, state: dict[str, Int]) -> None:
-        """Go on where the maps of the same table were.
+        """Load the saved state of all maps of the table.
 
-        Every key has its row again, whatever the number of maps. With as many maps as there were,
-        all goes on as it would have; otherwise eviction goes around from the beginning, and the
-        first map has the counters of all.
+        Every key has its row again, for any number of maps. With the same number of maps, steps
+        continue exactly. Otherwise eviction starts again from the first row, and the first map has
+        the counters of all maps.
 
         Raises
         ------
         CheckpointError
-            If it is of a table with another capacity or admission, or damaged; or if some map
+            If the state is of a table with another capacity or admission, or damaged; or if a map
             would have no row.
         """
         kernels = self._kernels
@@ -379,7 +379,7 @@ class KeyMap:
         kernels.fill_slots(self._slots, self._rows, own.size, self._log)
 
     def _go_on(self, counts: Int, used: int) -> None:
-        """Set the counters of a map that has rows of several, and chain its free rows."""
+        """Set the counters of a map with rows of several saved maps, and chain its free rows."""
         kernels = self._kernels
         self._state[kernels.STEP] = counts[:, kernels.STEP].max()
         self._state[kernels.USED] = used

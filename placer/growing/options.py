@@ -1,4 +1,4 @@
-"""What is said of a table that grows, and what its keys did."""
+"""Options of growing tables, and counters of their keys."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple, get_args
@@ -15,33 +15,33 @@ Eviction = Literal["lfu", "lru"]
 
 MOST_ADMISSION = 255
 MOST_CAPACITY = 2**31 - 64
-"""Row numbers have 32 bits."""
+"""Most keys with rows: row numbers have 32 bits."""
 
 OPEN_OVER_RANKS = 2
-"""Steps that are always taken to be open where ranks share a table: those during which a batch is
+"""Number of steps that always count as open if ranks share a table: steps during which a batch is
 sent ahead."""
 
 _SLOTS_PER_KEY = 1.5
 SKETCH_ROWS, SKETCH_CELLS = 4, 32
-"""The shape of a block of the sketch that counts keys without a row: two lines of a cache."""
+"""Shape of a block of the sketch, which counts reads of keys without a row: two cache lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Growing:
-    """How a table gives its rows to keys.
+    """Options of a growing table: how it gives rows to keys and takes them back.
 
     Attributes
     ----------
     capacity : int
-        Keys that have rows at a time. The table has one row more: row 0 is read by all other keys.
+        Most keys that have rows at a time. The table also has row 0, for all other keys.
     admission : int
-        A key gets a row when it is read for the n-th time, 1 to 255.
+        A key gets a row at its read of this number, 1 to 255.
     eviction : {"lfu", "lru"}
-        Which of 16 keys loses its row when there is no free one: the one that the fewest steps
-        have read, of late, and of these the one that was read longest ago; or that alone. The next
-        16 are those of the rows that follow.
+        If no row is free, one of 16 keys loses its row. ``lru``: the key that was read longest ago.
+        ``lfu``: the key that the fewest recent steps have read; in a tie, the one that was read
+        longest ago. The next eviction considers the 16 rows that follow.
     ttl : int
-        Steps after which a key that was not read loses its row; 0: never.
+        A key loses its row if this many steps do not read it; 0: never.
 
     Raises
     ------
@@ -77,7 +77,7 @@ class Growing:
 
     @property
     def rows(self) -> int:
-        """Rows of the table."""
+        """Rows of the table, row 0 included."""
         return self.capacity + 1
 
     @property
@@ -86,7 +86,7 @@ class Growing:
         return int(self.capacity * _SLOTS_PER_KEY) + 8
 
     def sketch_blocks(self, part: int = 0, parts: int = 1) -> range:
-        """Return the blocks that count the waiting keys of a part; neighbours may share one."""
+        """Return the sketch blocks for the keys of a part. Neighbouring parts may share a block."""
         blocks = -(-self.capacity // SKETCH_CELLS) * (self.admission > 1)
         return range(part * blocks // parts, -(-(part + 1) * blocks // parts))
 
@@ -98,22 +98,22 @@ class Growing:
 
     @property
     def copy_nbytes(self) -> int:
-        """Bytes of the copy that a GPU has which finds keys: slots, keys, and reads of rows."""
+        """Bytes of a GPU's copy of the key map: slots, keys, and reads of rows."""
         return 4 * self.slot_count + 13 * self.rows
 
 
 class KeyCounts(NamedTuple):
-    """Counters since the beginning, of lookups or of rows.
+    """Counters of a key map since the beginning: lookups and rows.
 
     Attributes
     ----------
     hits, misses : int
-        Lookups whose key had a row, and all others.
+        Lookups with a key that had a row, and all other lookups.
     waiting, refused : int
-        Misses that row 0 served: keys that were not read often enough yet, and those for which no
-        row could be taken back, as open steps read all of them.
+        Misses that row 0 served: the key was not read often enough yet; or no row could be taken
+        back, because open steps read all of them.
     admitted, evicted, expired : int
-        Rows given to a key, and taken back for another one or after `Growing.ttl`.
+        Rows given to keys; rows taken back for another key; rows taken back after `Growing.ttl`.
     """
 
     hits: int
@@ -126,10 +126,10 @@ class KeyCounts(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Share of lookups whose key had a row; 0 without lookups."""
+        """Share of lookups with a key that had a row; 0 without lookups."""
         return self.hits / max(1, self.hits + self.misses)
 
     @property
     def live(self) -> int:
-        """Keys that have rows now."""
+        """Number of keys that have rows now."""
         return self.admitted - self.evicted - self.expired

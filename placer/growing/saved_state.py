@@ -1,4 +1,4 @@
-"""What the saved state of key maps is, and what it must be before kernels follow its numbers."""
+"""Check the saved state of key maps before kernels use it, and convert its sketches."""
 
 from itertools import pairwise
 from typing import Any
@@ -12,10 +12,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def sketch_of(saved: Bytes, was: Growing, maps: int, how: Growing, part: int, parts: int) -> Bytes:
-    """Return the sketch of a part of the keys, from those of all maps that there were.
+    """Return the sketch of a part of the keys, from the saved sketches of all maps.
 
-    Where there are other blocks or parts, a block has the most that any has which its keys were in:
-    counts may become too many, never too few.
+    If the number of blocks or parts differs, a new block takes the maximum over all old blocks that
+    its keys were in. So counts may become too high, never too low.
     """
     held = [was.sketch_blocks(one, maps) for one in range(maps)]
     ends = np.append(0, np.cumsum([len(one) for one in held]))
@@ -33,7 +33,7 @@ def sketch_of(saved: Bytes, was: Growing, maps: int, how: Growing, part: int, pa
 
 
 def fits(rows: Int, counts: Int, sketch: Int, growing: Growing, kernels: Any) -> bool:
-    """Return whether a saved state fits such a table; `rows` are those that have a key."""
+    """Return whether a saved state is valid for a table; `rows` are rows that had a key."""
     if counts.ndim != 2 or counts.shape[1] != kernels.PLACES + 1 or not len(counts):
         return False
     used, parts = counts[:, kernels.USED], len(counts)

@@ -1,4 +1,4 @@
-"""How many ids of a log are in use at a time, and how many rows serve them: the working set."""
+"""Measure working sets: distinct ids of a log in windows, and hit rates with fewer rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from placer.growing.key_map import KeyMap
 from placer.growing.options import Eviction, Growing, Int
 
 SHARES = 0.01, 0.03, 0.1, 0.3
-"""Capacities by default, as shares of a table's rows."""
+"""Default capacities, as shares of a table's rows."""
 
 BETWEEN = 0.017, 0.06, 0.2, 0.6
-"""Further ones for ``lfu``, the usual eviction, from which capacities are planned."""
+"""Further capacities for ``lfu``, the usual eviction, for choosing capacities more finely."""
 
 
 @dataclass(frozen=True, slots=True)
 class HitRate:
-    """The share of lookups whose id has a row, with a number of rows and a way to choose them.
+    """The share of lookups with an id that has a row, for a capacity and an eviction.
 
     Attributes
     ----------
     capacity : int
-        Ids that have rows at a time.
+        Most ids that have rows at a time.
     eviction : {"lfu", "lru"}
     hit_rate : float
-        Of all windows but the first, in which rows are still free.
+        Hit rate over all windows except the first, in which rows are still free.
     of_windows : tuple of float, or None
-        The lowest and the highest hit rate of one of these windows: how much the next one may
-        differ. A last window that the log ends within does not count. None without such windows.
+        Lowest and highest hit rate of a single window, without the first and an incomplete last
+        one. They show how much the next window may differ. None without such windows.
     """
 
     capacity: int
@@ -42,21 +42,22 @@ class HitRate:
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """The ids of one table over time.
+    """Distinct ids and hit rates of one table over the windows of a log.
 
     Attributes
     ----------
     distinct : int
-        Different ids of the whole log.
+        Number of distinct ids of the whole log.
     distinct_of_windows : tuple of int
-        Different ids of each window.
+        Number of distinct ids of each window.
     unknown_of_windows : tuple of float
-        Share of each window's lookups whose id no earlier window has: what a vocabulary of all
-        ids so far would not know.
+        For each window, the share of lookups with an id that no earlier window has. A vocabulary
+        of all earlier ids would not know them.
     whole_windows : int
-        How many windows have all their samples: all but the last, or all.
+        Number of complete windows: all, or all except the last.
     hit_rates : tuple of HitRate
-        By default last of ``lfu`` with a row for each id of the log.
+        Hit rates by capacity and eviction. By default, the last is for ``lfu`` with a row for each
+        id of the log.
     """
 
     distinct: int
@@ -74,29 +75,29 @@ def working_sets(
     evictions: Sequence[Eviction] = ("lfu", "lru"),
     batch_size: int | None = None,
 ) -> dict[str, WorkingSet]:
-    """Count the ids of each table in windows of consecutive samples, in the order of the log.
+    """Count the ids of each table in windows of consecutive samples, in the log's order.
 
-    Hit rates are exact: a `KeyMap` of each capacity reads the log, which takes about half a
-    microsecond a lookup. They mean little for a log whose samples were shuffled.
+    Hit rates are exact: a `KeyMap` of each capacity reads the log. This takes about half a
+    microsecond per lookup. They mean little for a log with shuffled samples.
 
     Parameters
     ----------
     log : Log
-        As `placer.data.open_log` returns it.
+        A log, as `placer.data.open_log` returns it.
     window : int
-        Samples of a window, such as those of a day.
+        Samples of a window, such as one day's.
     capacities : mapping of table name to sequence of int, optional
-        Numbers of ids that have rows at a time; by default `SHARES` of the rows, and some more for
-        ``lfu``.
+        Capacities to measure; by default the shares `SHARES` of the rows, and for ``lfu`` also
+        `BETWEEN`.
     evictions : sequence of {"lfu", "lru"}
     batch_size : int
-        Samples of a step: rows that it reads keep their ids until the next one has ended. By
-        default 8,192, or a tenth of the window if that is less. A step ends with its window.
+        Samples of a step. Rows that a step reads keep their ids until the next step has ended. By
+        default 8,192, or a tenth of the window if that is less. A window's end also ends a step.
 
     Raises
     ------
     DataError
-        If the window has no sample, or the log cannot be read.
+        If `window` is less than 1, or the log cannot be read.
     """
     if window < 1:
         raise DataError(f"a window has at least one sample, not {window}")
@@ -130,7 +131,7 @@ def working_sets(
 
 
 def _steps(log: Log, window: int, batch_size: int) -> Iterator[Chunk]:
-    """Yield the steps of a log; where one would reach into the next window, it is two."""
+    """Yield the steps of a log. Divide a step that would reach into the next window."""
     left = window
     for chunk in log.chunks(batch_size):
         start = 0
@@ -149,10 +150,10 @@ class _TableCounter:
     """Counts the ids of one table, window by window."""
 
     def __init__(self, rows: int, maps: list[KeyMap]) -> None:
-        # The first and the last window that read each id, from 1 on; 0: none so far.
+        # Number of the first and the last window that read each id, from 1 on; 0: none so far.
         self._first, self._last = np.zeros(rows, np.int32), np.zeros(rows, np.int32)
         self._windows = [_Window()]
-        # Of each map, its counts before each window.
+        # For each map, its counts before each window.
         self._maps, self._counts = maps, [[keys.counts] for keys in maps]
 
     def add(self, ids: Int) -> None:
@@ -177,7 +178,7 @@ class _TableCounter:
         self._windows.append(_Window())
 
     def working_set(self, with_all: bool, ends_whole: bool) -> WorkingSet:
-        """Return what was counted so far; `with_all` adds the hit rate with a row for each id."""
+        """Return the counts so far; `with_all` adds the hit rate with a row for each id."""
         first = min(1, len(self._windows) - 1)
         whole = len(self._windows) - 1 - (not ends_whole)
         rates = []
@@ -188,7 +189,7 @@ class _TableCounter:
             ]
             rates.append(_hit_rate(keys.growing.capacity, keys.growing.eviction, windows, whole))
         distinct = int(np.count_nonzero(self._first))
-        if with_all and distinct:  # Then only what is read for the first time misses.
+        if with_all and distinct:  # Then only an id's first lookup misses.
             windows = [(one.lookups - one.new, one.lookups) for one in self._windows[first:]]
             rates.append(_hit_rate(distinct, "lfu", windows, whole))
         return WorkingSet(
@@ -203,7 +204,7 @@ class _TableCounter:
 def _hit_rate(
     capacity: int, eviction: Eviction, windows: Sequence[tuple[int, int]], whole: int
 ) -> HitRate:
-    """Return the hit rate of windows with so many hits and lookups, the first `whole` complete."""
+    """Return the hit rate of windows (hits, lookups), of which the first `whole` are complete."""
     hits, lookups = map(sum, zip(*windows, strict=True))
     rates = [hits / lookups for hits, lookups in windows[: max(0, whole)] if lookups]
     of_windows = (min(rates), max(rates)) if rates else None

@@ -1,4 +1,4 @@
-"""Measures what plans take on this machine: cases, measurements of them, and files of those."""
+"""Measure step times of plans on this machine, for many cases, and keep them in files."""
 
 from placer.measurement.cases import Case as Case
 from placer.measurement.cases import random_cases as random_cases

@@ -1,4 +1,4 @@
-"""A case to measure: tables, how they are looked up, GPUs and a plan; and random ones."""
+"""Describe cases to measure: tables, their lookups, GPUs and shards; and draw random cases."""
 
 import math
 from collections.abc import Iterator
@@ -22,24 +22,24 @@ from placer.topology.topology import Topology
 
 _FEATURE = [field.name for field in fields(Feature)]
 _ROOM_BYTES = 1 << 50
-"""Memory of every device of a case: what fits where is not what is measured."""
+"""Memory of every device of a case: ample, because capacity is not measured."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Tables with Zipf accesses, samples of a step, and shards for one host's GPUs."""
+    """Tables with Zipf accesses, a batch size, and shards for the GPUs of one host."""
 
-    workload: str  # Cases of one workload differ in their shards alone.
+    workload: str  # Cases of one workload only differ in their shards.
     tables: tuple[Table, ...]
-    exponents: tuple[float, ...]  # Zipf exponent of each table's accesses; ranks are ids.
+    exponents: tuple[float, ...]  # Zipf exponent of each table's accesses; row ranks are ids.
     batch_size: int  # Samples per GPU and step.
     gpus: int
     shards: tuple[Shard, ...]
-    kind: str = "random"  # What the case was made for, such as ``random``.
+    kind: str = "random"  # Purpose of the case, such as ``random``.
 
     @cached_property
     def profile(self) -> Profile:
-        """Tables and their accesses."""
+        """Profile of the tables and their accesses."""
         return Profile(
             tuple(
                 TableProfile.zipf(table, exponent)
@@ -49,7 +49,7 @@ class Case:
         )
 
     def topology(self, like: Topology | None = None) -> Topology:
-        """Make one host with the case's GPUs, as fast as those of `like`, and room for anything."""
+        """Return a host with the case's GPUs, as fast as those of `like`, with ample memory."""
         gpu, host = Gpu("gpu:0", "host:0", 0, 1e10), Host("host:0", 0, 1e10)
         link = 1e10
         if like is not None:
@@ -65,12 +65,12 @@ class Case:
         )
 
     def problem(self, like: Topology | None = None) -> Problem:
-        """Return the problem that a cost model estimates."""
+        """Return the case as a problem, for cost models."""
         topology = self.topology(like)
         return Problem(self.profile, topology, self.batch_size, pipeline="serial")
 
     def plan(self, like: Topology | None = None) -> Plan:
-        """Return what is measured."""
+        """Return the plan to measure."""
         return Plan(
             self.tables,
             self.topology(like),
@@ -90,7 +90,7 @@ class Case:
         is_first: bool,
         cache_rows: int = 0,
     ) -> Shard:
-        """Make a shard of table number `table`; the first of its columns returns bags."""
+        """Make a shard of table number `table`. The first shard of its columns returns bags."""
         profile = self.profile.tables[table]
         memory: Memory = "hbm" if lookup == "device" else "dram"
         bare = Shard(profile.name, rows, cols, devices, memory, lookup, cache_rows=cache_rows)
@@ -98,7 +98,7 @@ class Case:
         return with_buffers(profile, bare, samples=samples, returns_bags=is_first)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON."""
+        """Return the case as JSON."""
         return {
             "workload": self.workload,
             "kind": self.kind,
@@ -114,7 +114,7 @@ class Case:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Case":
-        """Return what `to_json` gave; raises DataError if it is something else."""
+        """Make a case from the JSON of `to_json`; raise DataError for other data."""
         try:
             tables = [
                 {
@@ -142,13 +142,13 @@ _BATCH_SIZES = (64, 16384)
 _OPTIMIZERS: tuple[OptimizerName, ...] = ("rowwise_adagrad", "adagrad", "sgd", "adam")
 _OPTIMIZER_ODDS = (0.4, 0.25, 0.2, 0.15)
 _WORKLOAD_BYTES = 256 << 20
-"""Weights and state of a workload's tables together."""
+"""Most bytes of weights and state of a workload's tables together."""
 
 _STEP_LOOKUPS = (3e4, 3e5)
-"""Lookups of a step of one GPU: with fewer of them nothing but Python is measured."""
+"""Range of one GPU's lookups in a step. With fewer, Python's overhead would dominate."""
 
 _HOT_SHARES = (0.01, 0.03, 0.1, 0.3, 0.6, 0.9)
-"""Shares of a table's rows in HBM, or in a cache, where it is split."""
+"""Possible shares of a split table's rows in HBM, or in a cache."""
 
 _PLAN_STYLES = ("device", "staged", "uva", "host", "cached", "split", "mixed", "mixed", "mixed")
 
@@ -156,14 +156,14 @@ _PLAN_STYLES = ("device", "staged", "uva", "host", "cached", "split", "mixed", "
 def random_cases(
     seed: int, workloads: int, *, plans: int = 1, gpus: int = 1, first: int = 0, load: int = 1
 ) -> Iterator[Case]:
-    """`plans` random placements of each of `workloads` random sets of tables, on so many `gpus`.
+    """Yield `plans` random placements of each of `workloads` random sets of tables on `gpus` GPUs.
 
-    Workload number n of a seed is the same however many are drawn, from the `first` on. With a
-    `load` there are so many times the lookups that one core of a CPU is given, in larger tables.
+    Workload n of a seed is the same for any number of workloads and any `first`, the number of the
+    first workload. `load` multiplies the lookups that one CPU core would get, in larger tables.
     """
     for number in range(first, first + workloads):
         rng = np.random.default_rng([seed, number, gpus])
-        # Tables get larger by less than lookups, for they have to be made and filled.
+        # Tables grow less than lookups, because they must be created and filled.
         tables, exponents = _tables(rng, max(1, load // 4))
         per_sample = sum(table.lookups_per_sample for table in tables)
         wanted = math.log2(_log_uniform(rng, *_STEP_LOOKUPS) / per_sample)
@@ -179,7 +179,7 @@ def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 def _tables(rng: np.random.Generator, times: int) -> tuple[tuple[Table, ...], tuple[float, ...]]:
     count = int(rng.integers(1, _MOST_TABLES + 1))
-    # Models have one optimizer and a few widths; tables of one width share an arena.
+    # Models have one optimizer and few widths. Tables of one width share an arena.
     optimizer = _OPTIMIZERS[int(rng.choice(len(_OPTIMIZERS), p=_OPTIMIZER_ODDS))]
     widths = rng.choice(DIMS, size=int(rng.integers(1, 4)))
     tables: list[Table] = []
@@ -209,7 +209,7 @@ def _placement(rng: np.random.Generator, case: Case) -> tuple[Shard, ...]:
 
 
 def _table_shards(rng: np.random.Generator, case: Case, number: int, style: str) -> Iterator[Shard]:
-    """Draw the shards of one table: slices of columns and rows, each read in some way."""
+    """Draw the shards of one table: slices of columns and rows, with random lookup kinds."""
     table = case.tables[number]
     gpus = [f"gpu:{number}" for number in range(case.gpus)]
     sharding = str(
@@ -248,7 +248,7 @@ def _hot_cold_shards(
     cols: tuple[int, int],
     devices: tuple[str, ...],
 ) -> Iterator[Shard]:
-    """Yield the shards of one slice: one, or its hottest rows in HBM and the rest in DRAM."""
+    """Yield one slice as one shard, or as its hottest rows in HBM and the rest in DRAM."""
     start, stop, step = rows
     members = len(range(*rows))
     share = float(rng.choice(_HOT_SHARES))

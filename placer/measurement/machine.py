@@ -1,7 +1,7 @@
-"""Measures a machine: cases are timed one after the other, and appended to a file.
+"""Measure a machine: time one case after the other, and append each to a file.
 
-The file has a line of JSON for the machine, then one for each case, so that a run that ends early
-can be taken up again.
+The file has a line of JSON for the machine, then one for each measurement. So a measurement that
+ends early can be continued.
 """
 
 import gzip
@@ -30,7 +30,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A case and the times of its steps; `repeat` counts measurements of the same case."""
+    """A case and the times of its steps. `repeat` numbers measurements of the same case."""
 
     case: Case
     measured: Measured
@@ -40,7 +40,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Measurements of one machine in one setting, as they are in a file."""
+    """The measurements of a file: of one machine in one setting."""
 
     setting: Setting
     machine: dict[str, Any]  # Processor, cores, system, versions and date.
@@ -50,9 +50,9 @@ class Dataset:
     def load(cls, path: str | os.PathLike[str]) -> "Dataset":
         """Read a file, compressed if its name ends in ``.gz``.
 
-        Its last line may be incomplete, as an interrupted run leaves it.
+        An incomplete last line, which an interrupted run leaves, is ignored.
 
-        Raises DataError if it is none, or of a newer version.
+        Raises DataError if it is no file of measurements, or has another version.
         """
         try:
             with open_file(path) as file:
@@ -80,13 +80,13 @@ class Dataset:
         return cls(Setting(**header["setting"]), header["machine"], tuple(measurements))
 
     def of_kind(self, *kinds: str) -> "Dataset":
-        """Return the same with cases of these kinds only."""
+        """Return the measurements of cases of these kinds."""
         kept = tuple(m for m in self.measurements if m.case.kind in kinds)
         return Dataset(self.setting, self.machine, kept)
 
 
 def case_sha256(case: Case) -> str:
-    """Hash of a case."""
+    """Return the SHA-256 of a case."""
     return hashlib.sha256(json.dumps(case.to_json(), sort_keys=True).encode()).hexdigest()
 
 
@@ -105,7 +105,7 @@ def _header(line: str, path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def repeated(measurements: Iterable[Measurement]) -> Iterator[tuple[Case, tuple[Measured, ...]]]:
-    """Yield each case once, with all its measurements."""
+    """Yield each distinct case with all its measurements."""
     by_case: dict[str, tuple[Case, list[Measured]]] = {}
     for measurement in measurements:
         key = case_sha256(measurement.case)
@@ -115,14 +115,14 @@ def repeated(measurements: Iterable[Measurement]) -> Iterator[tuple[Case, tuple[
 
 
 LEAST_CASES = 12
-"""With fewer, hardly any constant of a step can be separated from another."""
+"""Least number of cases to measure. Fewer cases hardly separate the constants of a step."""
 
 _WORKLOADS, _SEED, _REFERENCE_EVERY = 250, 20_000, 20
-"""Random cases of a calibration and their seed, which tests do not draw theirs with; and after how
-many of them the first one is measured again."""
+"""Number of random cases of a calibration; their seed, which tests do not use; and the number of
+cases after which the reference case is measured again."""
 
 _PASSES = 2
-"""How often each case is measured, if there is time."""
+"""Number of measurements of each case, if there is time."""
 
 
 def measure_machine(
@@ -134,11 +134,11 @@ def measure_machine(
     stop: Callable[[], bool] = lambda: False,
     on_case: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Measure what embedding work takes here, going on with what is in the file already.
+    """Measure the time of embedding work on this machine, continuing an existing file.
 
-    After `budget_s` seconds no case is begun, except for the first `LEAST_CASES`: with fewer there
-    are no constants. `stop` returns whether to end early; `on_case` is called with the measurements
-    that are done, and their number in all.
+    After `budget_s` seconds, begin no other case, except for the first `LEAST_CASES`, without which
+    constants cannot be fitted. `fresh` removes an existing file first. `stop` returns whether to
+    end early. `on_case` is called with the number of finished measurements and of all measurements.
     """
     setting = resolved(setting)
     if fresh:
@@ -150,7 +150,7 @@ def measure_machine(
         file,
         setting,
         budget_s=budget_s,
-        # A GPU's batches are large: to draw them takes longest.
+        # Drawing a GPU's large batches takes longest.
         effort=Effort() if setting.load == 1 else Effort(batches=6),
         least=LEAST_CASES,
         repeats=_PASSES,
@@ -160,7 +160,7 @@ def measure_machine(
 
 
 def calibration_cases(setting: Setting) -> Iterator[Case]:
-    """Yield cases to calibrate with: random ones, and now and then one that is always the same."""
+    """Yield random cases to calibrate with, and the same reference case from time to time."""
     drawn = random_cases(_SEED, _WORKLOADS, gpus=setting.ranks, load=setting.load)
     (reference,) = random_cases(_SEED, 1, gpus=setting.ranks, first=_WORKLOADS, load=setting.load)
     for number, case in enumerate(drawn):
@@ -181,12 +181,12 @@ def collect(
     on_case: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
-    """Measure cases and append them to a file; those that are in it already are left out.
+    """Measure cases and append them to a file. Skip cases that the file already has.
 
-    The file is new, or was begun in the same setting, and is not compressed. After `budget_s`
-    seconds no case is begun, but for those that are missing to `least`. With `repeats`, all cases
-    are measured once before one of them twice. `on_case` is called with the number of measurements
-    in the file after each of them. Returns whether all cases are measured.
+    The file must be new, or uncompressed and of the same setting. After `budget_s` seconds, begin
+    no other case once the file has `least` measurements. With `repeats`, measure all cases once
+    before any case again. After each, `on_case` is called with the number of measurements in the
+    file. Returns whether all cases are measured.
     """
     started = time.perf_counter()
     target = Path(path)
@@ -203,7 +203,7 @@ def collect(
             measurements = sum(done.values()) + number - 1
             if stop() or (time.perf_counter() - started > budget_s and measurements >= least):
                 return False
-            if number == 1:  # A process's first steps load and compile code, and ask for memory.
+            if number == 1:  # First steps load code and allocate memory.
                 measurer.measure(case.plan(), case.profile, effort=QUICK)
             begun = time.perf_counter()
             measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
@@ -214,7 +214,7 @@ def collect(
 
 
 def _begin(path: Path, setting: Setting) -> dict[str, int]:
-    """Make the file ready to append to; how often each case is measured in it, by its hash."""
+    """Prepare the file for appending; return the number of measurements of each case, by hash."""
     if path.suffix == ".gz":
         raise DataError(f"{path} is compressed; gunzip it to go on measuring")
     done: dict[str, int] = {}
@@ -245,7 +245,7 @@ def _line(case: Case, repeat: int, seconds: float, measured: Measured) -> dict[s
 
 
 def machine() -> dict[str, Any]:
-    """Return this machine, the versions of what measures, and the date."""
+    """Describe this machine, the versions of packages, and the date."""
     facts: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -280,7 +280,7 @@ def _append(path: Path, data: dict[str, Any]) -> None:
 
 
 def _drop_partial_line(path: Path) -> None:
-    """Take off a last line that an interrupted run did not finish."""
+    """Remove a last line that an interrupted run left incomplete."""
     with open_file(path) as file:
         text = file.read()
     whole = text.rfind(b"\n") + 1

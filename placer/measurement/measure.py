@@ -1,4 +1,4 @@
-"""How long steps of a plan take on this machine: prefetch, forward, backward and update."""
+"""Time steps of a plan on this machine: prefetch, forward, backward and update."""
 
 import contextlib
 import gc
@@ -39,7 +39,7 @@ from placer.tables import Feature
 Int = npt.NDArray[np.int64]
 
 _TIMEOUT_S = 120.0
-_WARM_UP = 4  # Steps or blocks of them that are not timed.
+_WARM_UP = 4  # Steps, or blocks of steps, that are not timed.
 _GPU_BLOCK = 8  # Steps that are timed together on a GPU.
 
 
@@ -55,29 +55,28 @@ def measure_plan(
     seed: int = 0,
     effort: Effort | None = None,
 ) -> Measured:
-    """Time steps of a plan whose lookups are drawn from a profile.
+    """Time steps of a plan, with lookups drawn from a profile.
 
-    Several plans are measured faster by one `Measurer`.
+    For several plans, one `Measurer` is faster.
 
     Parameters
     ----------
     batch_size : int, optional
-        Samples per rank; the plan's by default.
+        Samples per rank; by default the plan's.
 
     Raises
     ------
     BackendError
-        If the backend is not there, or a rank fails.
+        If the backend is not available, or a rank fails.
     """
     with Measurer(Setting(backend, device, ranks, threads)) as measurer:
         return measurer.measure(plan, profile, batch_size, seed=seed, effort=effort)
 
 
 class Measurer:
-    """Measures plans one after the other, in this process or in several that it keeps.
+    """Measures plans one after the other, in this process or in several processes that it keeps.
 
-    As `placer train` does, the process that measures keeps memory that it has freed
-    (`placer.executor.keep_freed_memory`).
+    Like `placer train`, it keeps freed memory (`placer.executor.keep_freed_memory`).
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -118,7 +117,7 @@ class Measurer:
 
 
 def _slowest(of_ranks: Sequence[Measured]) -> Measured:
-    """Take the time of the slowest rank, step by step."""
+    """Return the time of the slowest rank in each step."""
     return Measured(
         tuple(map(max, zip(*(times.wall_s for times in of_ranks), strict=True))),
         tuple(map(max, zip(*(times.cpu_s for times in of_ranks), strict=True))),
@@ -126,7 +125,7 @@ def _slowest(of_ranks: Sequence[Measured]) -> Measured:
 
 
 class _Processes:
-    """Processes that train together, and wait for plans."""
+    """Processes that train together, and wait for plans to measure."""
 
     def __init__(self, setting: Setting) -> None:
         context = multiprocessing.get_context("spawn")
@@ -144,7 +143,7 @@ class _Processes:
             self._pipes.append(ours)
 
     def run(self, job: "Job") -> list[Measured]:
-        """Return times of each rank."""
+        """Measure a plan; return the times of each rank."""
         for pipe in self._pipes:
             pipe.send(job)
         times: list[Measured] = []
@@ -159,7 +158,7 @@ class _Processes:
         return times
 
     def close(self) -> None:
-        """Let them go."""
+        """End the processes."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
@@ -221,7 +220,7 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
 
 
 def _touch_state(model: PlacedEmbeddings) -> None:
-    """Write optimizer state everywhere: pages that nobody wrote yet would come in the steps."""
+    """Write all optimizer state, so timed steps do not allocate its pages."""
     order = model.id_order()
     for tensor in order.states():
         values = torch.full(tensor.shape[:1] if tensor.is_per_row else (1, 1), 0.01)
@@ -271,7 +270,7 @@ def _timed(
 
 
 def _enough(steps: int, seconds: float, effort: Effort, together: bool) -> bool:
-    if together:  # All ranks have to stop at the same step.
+    if together:  # All ranks must stop at the same step.
         return steps >= 2 * effort.least_steps
     if steps >= effort.most_steps or seconds >= effort.most_s:
         return True
@@ -280,7 +279,7 @@ def _enough(steps: int, seconds: float, effort: Effort, together: bool) -> bool:
 
 @contextlib.contextmanager
 def quiet(setting: Setting, rank: int) -> Iterator[None]:
-    """Set the threads and cores of a setting, for a while."""
+    """Use the threads and cores of a setting within a ``with`` block."""
     threads = torch.get_num_threads()
     cores: set[int] | None = None
     if hasattr(os, "sched_getaffinity"):
@@ -299,10 +298,10 @@ def quiet(setting: Setting, rank: int) -> Iterator[None]:
 
 
 def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iterator[BagBatch]:
-    """Yield batches without end: independent lookups, each by its table's access CDF.
+    """Yield endless batches of independent lookups, drawn by each table's access CDF.
 
-    Bags of a feature are empty but for its coverage; the others hold one lookup or more, as
-    many as its pooling factor on average. Ranks become ids by the plan's row order.
+    A feature's coverage is the share of its bags that are not empty. Those have its pooling factor
+    of lookups on average. Row ranks become ids by the plan's row order.
     """
     rng = np.random.default_rng([seed, samples])
     order = {table.name: Ranks.in_plan(plan, table.name) for table in plan.tables}
@@ -321,7 +320,7 @@ def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iter
 
 
 def _lengths(rng: np.random.Generator, feature: Feature, has_rows: bool, samples: int) -> Int:
-    """Draw the lookups of each sample's bag, shape (samples,); all 0 without rows."""
+    """Draw the number of lookups in each sample's bag, shape (samples,); 0 without rows."""
     if not has_rows:
         return np.zeros(samples, np.int64)
     least = int(min(1.0, feature.pooling_factor))

@@ -1,9 +1,9 @@
-"""What moves when one plan follows another: rows × columns by where they are served and stored.
+"""Compare two plans: count the rows × columns that move between devices and memories.
 
-A row is known by its id, so that plans whose row orders differ compare as they should. Ids
-that neither row order lists follow in id order in both, with constant offsets between
-neighbouring listed ids: slices of them meet in arithmetic progressions, which are counted
-without listing rows (Chinese remainder theorem).
+Rows are matched by id, so plans may have different row orders. Ids that neither row order lists
+follow in id order in both plans. Between neighbouring listed ids, rank − id is constant. So two
+slices share arithmetic progressions of such ids, which are counted without listing rows (Chinese
+remainder theorem).
 """
 
 import math
@@ -28,14 +28,14 @@ Slice = tuple[int, int, int]
 
 TableStatus = Literal["same", "moved", "added", "removed", "reshaped"]
 MoveKind = str
-"""``kept``, ``served elsewhere``, ``dropped``, or from which memory to which: ``HBM to DRAM``."""
+"""``kept``, ``served elsewhere``, ``dropped``, or a change of memory such as ``HBM to DRAM``."""
 
 _BLOCK_IDS = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Home:
-    """A GPU (or host) that serves rows, and the tier that they are in."""
+    """A GPU or host that serves rows, and the tier of the rows."""
 
     device: str
     memory: Memory
@@ -46,12 +46,12 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Rows × columns of a table that keep a home, get a new one, or lose one of several.
+    """Rows × columns of a table that keep a home, get a new home, or lose a replica.
 
-    Its kind is from which tier to which; ``kept`` where source and target are one; ``served
-    elsewhere`` where the bytes stay in one host's memory and another GPU reads them; ``dropped``
-    where only a replica goes, which then is the source, and there is no target. Cells are rows ×
-    columns; the size is of weights and optimizer state.
+    The kind is a change of tier, such as ``HBM to DRAM``, or one of three words. ``kept``: source
+    and target are equal. ``served elsewhere``: the bytes stay in a host's memory, but another GPU
+    reads them. ``dropped``: a replica at `source` is removed, so there is no target. `cells` are
+    rows × columns. `size_bytes` counts weights and optimizer state.
     """
 
     table: str
@@ -63,17 +63,17 @@ class Move:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that must be copied to other memory."""
+        """Bytes to copy to other memory."""
         return 0 if self.kind in ("kept", "served elsewhere", "dropped") else self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class TableDiff:
-    """What becomes of one table.
+    """How one table changes.
 
-    A table is ``reshaped`` if rows, dim, dtype or optimizer differ, as `detail` says; nothing else
-    is compared then. `cells` are its rows × columns in the newer plan, of a removed one in the
-    older; `changed_cells` those whose set of homes, (device, tier), is another one.
+    A table is ``reshaped`` if rows, dim, dtype or optimizer differ, as `detail` says; then nothing
+    else is compared. `cells` are its rows × columns in the newer plan; for a removed table, in the
+    older plan. `changed_cells` are cells whose set of homes (device, tier) differs.
     """
 
     table: str
@@ -92,7 +92,7 @@ class TableDiff:
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """What moves from an older plan to a newer one."""
+    """The differences between an older and a newer plan, table by table."""
 
     old: Plan
     new: Plan
@@ -100,17 +100,17 @@ class PlanDiff:
 
     @cached_property
     def moves(self) -> tuple[Move, ...]:
-        """Moves of all tables."""
+        """Moves of all tables, without kept parts."""
         return tuple(move for table in self.tables for move in table.moves)
 
     @cached_property
     def changed_cells(self) -> int:
-        """Rows × columns with other homes, of tables that both plans have."""
+        """Number of rows × columns with other homes, in tables of both plans."""
         return sum(table.changed_cells for table in self.tables)
 
     @cached_property
     def compared_cells(self) -> int:
-        """Rows × columns of the tables that both plans have in one shape."""
+        """Number of rows × columns in tables that have the same shape in both plans."""
         return sum(table.cells for table in self.tables if table.status in ("same", "moved"))
 
     @cached_property
@@ -120,7 +120,7 @@ class PlanDiff:
 
     @cached_property
     def kept_bytes(self) -> int:
-        """Weights and optimizer state that stay in the memory that they are in."""
+        """Bytes of weights and optimizer state that stay in their memory."""
         return sum(
             move.size_bytes
             for table in self.tables
@@ -134,7 +134,7 @@ class PlanDiff:
         return tuple(table.table for table in self.tables if table.status == "removed")
 
     def check_rows(self) -> None:
-        """Check that the older plan has rows for every table of the newer one."""
+        """Raise PlanMismatchError unless the older plan has rows for all newer tables."""
         words = {"added": "is new", "reshaped": "has another shape: "}
         faults = [
             f"table {one.table!r} {words[one.status]}{one.detail}"
@@ -149,12 +149,12 @@ class PlanDiff:
 
 
 def diff(old: Plan, new: Plan) -> PlanDiff:
-    """Return what moves from `old` to `new`, table by table; devices are known by their id.
+    """Return what moves from `old` to `new`, table by table. Devices are matched by id.
 
-    A part of a row that gets a new home moves with its weights and its optimizer state; of
-    row-wise Adagrad, the one scalar that its column slice keeps.
+    A part of a row that gets a new home moves with its weights and optimizer state. For row-wise
+    Adagrad, that is one number for each column slice.
 
-    Raises PlanError if a shard of a plan is malformed, or one does not cover a table exactly once.
+    Raises PlanError if a shard is malformed, or a plan does not cover a table exactly once.
     """
     for plan in (old, new):
         check_shards(plan)
@@ -200,9 +200,9 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
 
 
 def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], int]:
-    """Return the weights and state that stay where they were, for a table of both plans.
+    """Return bytes of weights and state that each older and newer home share, for one table.
 
-    Of replicas, every pair of an older and a newer home counts.
+    With replicas, every pair of an older and a newer home counts.
     """
     shared: dict[tuple[Home, Home], int] = defaultdict(int)
     for source, target, rows, width in _common_parts(old, new, table):
@@ -214,7 +214,7 @@ def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], in
 
 
 def _common_parts(old: Plan, new: Plan, table: str) -> Iterator[tuple[Shard, Shard, int, int]]:
-    """Yield each older and newer shard of a table that share cells, with their rows and columns."""
+    """Yield pairs of older and newer shards that share cells, with shared rows and columns."""
     shards = old.shards_by_table[table], new.shards_by_table[table]
     orders = Ranks.in_plan(old, table), Ranks.in_plan(new, table)
     common = common_rows(new.tables_by_name[table].rows, *shards, orders)
@@ -224,7 +224,7 @@ def _common_parts(old: Plan, new: Plan, table: str) -> Iterator[tuple[Shard, Sha
 
 
 def homes_of(shard: Shard) -> tuple[Home, ...]:
-    """Return where a shard's rows are: one home for each replica."""
+    """Return the homes of a shard's rows, one for each replica."""
     return tuple(Home(device, shard.memory) for device in shard.devices)
 
 
@@ -240,9 +240,10 @@ def _host(plan: Plan, home: Home) -> str:
 def _steps_to(
     old: Plan, new: Plan, was: tuple[Home, ...], now: tuple[Home, ...]
 ) -> list[tuple[MoveKind, Home, Home | None]]:
-    """Return how a part of a row gets from its homes to its new ones: kind, source and target.
+    """Return the moves of a part of a row from its old homes to its new homes.
 
-    Homes are dropped only where there are no new ones: else they are sources.
+    A move has a kind, a source and a target. Homes are only dropped if there is no new home;
+    otherwise, they are sources.
     """
     steps: list[tuple[MoveKind, Home, Home | None]] = [
         ("kept", home, home) for home in now if home in was
@@ -255,8 +256,8 @@ def _steps_to(
     for home in added:
         place, host = _location(new, home), _host(new, home)
 
-        # The nearest copy: in the same memory, else on the same host; one of a device that is
-        # not there any more only if there is no other.
+        # Find the nearest copy: in the same memory, then on the same host. Take a copy of a missing
+        # device only if there is no other.
         def distance(home: Home, place: str = place, host: str = host) -> tuple[bool, ...]:
             at = _location(old, home)
             return at not in devices, at != place, _host(old, home) != host
@@ -270,14 +271,16 @@ def _steps_to(
 
 
 def shared_columns(one: Shard, other: Shard) -> int:
-    """Return columns that two shards of a table have in common."""
+    """Return the number of columns that two shards of a table share."""
     return max(0, min(one.cols[1], other.cols[1]) - max(one.cols[0], other.cols[0]))
 
 
 def common_rows(
     rows: int, old: Sequence[Shard], new: Sequence[Shard], orders: tuple[Ranks, Ranks]
 ) -> Int:
-    """Return rows that each pair of an older and a newer shard with columns in common shares."""
+    """Return the number of rows that older and newer shards share, shape (old, new).
+
+    It is 0 for shards without common columns."""
     old_ids, new_ids = (order.listed for order in orders)
     common = np.zeros((len(old), len(new)), dtype=np.int64)
     listed = distinct(np.concatenate((old_ids, new_ids)))
@@ -288,7 +291,7 @@ def common_rows(
             ranks, slices = order.ranks(ids), np.array([shard.rows for shard in shards])
             start, stop, step = slices.T[:, :, None]
             inside = (ranks >= start) & (ranks < stop) & ((ranks - start) % step == 0)
-            # In float32, for BLAS; a block is too short for a count to be rounded.
+            # In float32, for BLAS. Counts in a block are small enough to be exact.
             members.append(inside.astype(np.float32))
         counts = members[0] @ members[1].T
         common += counts.astype(np.int64)
@@ -302,13 +305,13 @@ def common_rows(
             if not shared_columns(source, target):
                 common[i, j] = 0
             elif source.rows[1] > old_ids.size and target.rows[1] > new_ids.size:
-                # Else one of both holds listed rows alone.
+                # Otherwise, one of both only has listed rows.
                 common[i, j] += _meeting(starts, stops, offsets, (source.rows, target.rows))
     return common
 
 
 def _meeting(starts: Int, stops: Int, offsets: Sequence[Int], slices: tuple[Slice, Slice]) -> int:
-    """Return ids within runs starts..stops whose ranks, id + offset, are in both slices."""
+    """Count the ids within runs starts..stops whose ranks, id + offset, are in both slices."""
     (start, stop, step), (other_start, other_stop, other_step) = slices
     low = np.maximum(np.maximum(starts, start - offsets[0]), other_start - offsets[1])
     high = np.minimum(np.minimum(stops, stop - offsets[0]), other_stop - offsets[1])

@@ -1,8 +1,7 @@
-"""A profile as a plan sees it whose row order is another.
+"""Convert a profile to the row order of a plan that was made from other accesses.
 
-Cost models take the ranks of a shard for those of the profile: rank 0 is the hottest row. In a
-plan that was made for other accesses, or that leaves rows where they are, rank 0 is whatever
-row the plan's row order names.
+Cost models assume that a shard's ranks are the profile's ranks, and rank 0 is the hottest row. In a
+plan for other accesses, or with rows in id order, another row may have rank 0.
 """
 
 import re
@@ -19,29 +18,28 @@ from placer.profile.table_profile import TableProfile
 from placer.workloads import workload_names
 
 SPREAD_EVENLY = 4096
-"""So many of the hottest rows, listed first, spread the load of strided slices evenly."""
+"""Number of hottest rows that must come first, to balance the load of strided slices."""
 
 
 _NAMED = 8
-"""Tables that a sentence names."""
+"""Most tables that a sentence names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _CdfOverRanks(AccessCdf):
-    """Shares of lookups over the ranks of any row order: rising, but not concave."""
+    """Cumulative shares of lookups over the ranks of any row order: rising, but not concave."""
 
     def __post_init__(self) -> None:
-        """Nothing to check: made here alone."""
+        """Check nothing, because only this module makes it."""
 
 
 def in_plan_order(profile: Profile, plan: Plan) -> Profile:
-    """Return the profile with the accesses of each table over the ranks of a plan's row order.
+    """Return the profile with each table's accesses over the ranks of the plan's row order.
 
-    Between two ranks that the plan tells apart, by where a shard starts or ends, rows count as
-    if the hottest came first: caches hold the hottest. Rows of strided slices stay where they are:
-    which slice a hot row falls in decides which GPU reads it. Tables whose ranks the plan has in
-    the profile's order are left as they are, and so are those of caches alone, which find what is
-    hot whatever its rank.
+    Between two ranks where shards start or end, rows count as if sorted by hotness, because caches
+    hold the hottest rows. Rows of strided slices keep their ranks, because the slice of a hot row
+    decides which GPU reads it. A table does not change if the plan has its ranks in the profile's
+    order, or if all its shards are cached: caches find hot rows at any rank.
     """
     tables = tuple(_in_order(table, plan) for table in profile)
     if all(one is other for one, other in zip(tables, profile, strict=True)):
@@ -59,7 +57,7 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
     planned = Ranks.in_plan(plan, profile.name)
     own = Ranks.of(() if profile.counts is None else profile.counts.hottest())
     strided = any(shard.rows[2] > 1 for shard in shards)
-    # The hottest rows, one after the other, are what spreads a strided table's load.
+    # Strided slices balance their load if the hottest rows have the first ranks, in order.
     told_apart = max(int(edges[-1]), min(SPREAD_EVENLY, own.listed.size) if strided else 0)
     if not planned.listed.size and not own.listed.size:
         return profile
@@ -67,7 +65,7 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
         planned.listed[:told_apart], own.listed[:told_apart]
     ):
         return profile
-    # Runs of ids whose ranks are consecutive in both orders, and that are read equally often.
+    # Begins of runs of ids with consecutive ranks in both orders and equal access counts.
     starts = distinct(
         np.concatenate(
             [
@@ -98,7 +96,7 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
 
 
 def even_words(tables: Sequence[str]) -> str:
-    """Return a sentence about tables of `assumed_even`."""
+    """Return a sentence about the tables that `assumed_even` returned."""
     names = ", ".join(tables[:_NAMED]) + (", …" if len(tables) > _NAMED else "")
     return (
         f"load is assumed even over the slices of {names}: they are strided over ids, and no "
@@ -107,10 +105,11 @@ def even_words(tables: Sequence[str]) -> str:
 
 
 def assumed_even(plan: Plan, profile: Profile | None = None) -> tuple[str, ...]:
-    """Return tables of which it is assumed that all slices are read equally often.
+    """Return the tables for which cost models assume evenly loaded row slices.
 
-    Their slices are strided over ids, and the profile has no counts of single ids; without a
-    profile it may have some. Published workloads number rows by how hot they are.
+    Their slices are strided over ids, and the profile has no counts of single ids. Without a
+    profile, assume it has none. Tables of published workloads are left out, because their rows are
+    numbered by hotness.
 
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload

@@ -1,4 +1,4 @@
-"""Parts of a plan beside its tables and shards."""
+"""Describe the parts of a plan beside its tables and shards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ SCHEMA_VERSION = 1
 class RowOrder:
     """How a table's ranks map to ids.
 
-    ``id``: rank = id. ``profile``: the ids listed in `file` (beside the plan, a
-    safetensors file with one int64 tensor per table) come first, in that order; all other
-    ids follow in id order.
+    ``id``: rank = id. ``profile``: the ids that `file` lists come first, in that order, and all
+    other ids follow in id order. `file` is a safetensors file beside the plan, with one int64
+    tensor per table.
     """
 
     kind: RowOrderKind = "id"
@@ -27,8 +27,8 @@ class RowOrder:
 class SolverRecord:
     """Which solver made the plan and what it proved.
 
-    `step_time_s` is the cost model's time of this plan, `bound_s` a proven lower limit of
-    it over the solver's search space (None if nothing was proven).
+    `step_time_s` is the cost model's step time of this plan. `bound_s` is a proven lower limit of
+    it over the solver's search space, or None if nothing was proven.
     """
 
     name: str = "unknown"
@@ -45,8 +45,8 @@ class SolverRecord:
 class Provenance:
     """Where the plan comes from.
 
-    `ids_sha256` has, by table, the hash of how ids became rows (`Encoding.ids_sha256`): none where
-    rows were counted directly.
+    `ids_sha256` has, by table, the hash of the mapping of ids to rows (`Encoding.ids_sha256`). It
+    is empty if rows were counted directly.
     """
 
     problem_sha256: str = ""

@@ -1,6 +1,6 @@
-"""Plan files: what is checked when one is read, its JSON Schema, and the row orders beside it.
+"""Read and write plan files: check their form and their row orders, and describe their JSON Schema.
 
-`placer/plan/plan.schema.json` is `json_schema()` as shipped; a test holds them equal.
+`placer/plan/plan.schema.json` is the shipped `json_schema()`; a test compares both.
 """
 
 import glob
@@ -50,7 +50,7 @@ class _Strict(BaseModel):
 
 
 class DeviceModel(_Strict):
-    """A GPU or a host. GPUs have `host`; bandwidths are bytes per second of random rows."""
+    """A GPU or a host. A GPU has a `host`. Bandwidths are for random rows, in bytes a second."""
 
     id: str
     kind: Literal["gpu", "host"]
@@ -101,7 +101,7 @@ class PlanModel(_Strict):
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a plan file."""
     schema = PlanModel.model_json_schema()
-    for model in schema["$defs"].values():  # What is said of a class, without its examples.
+    for model in schema["$defs"].values():  # Descriptions without examples.
         model["description"] = re.split(r"\n\n(?:Examples|Raises|>>>)", model["description"])[0]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -112,10 +112,10 @@ def json_schema() -> dict[str, Any]:
 
 
 def write(plan: "Plan", path: StrPath) -> None:
-    """Write the row order first and the plan that names it last, each atomically.
+    """Write the row order first, then the plan that names it, each atomically.
 
-    The row order's name carries its hash, so a crash in between leaves an older plan and
-    its own row order whole. Row orders that no plan at `path` names any more are removed.
+    The name of the row order's file has its hash. So a crash in between leaves an older plan with
+    its own row order. Row orders that the plan at `path` no longer names are removed.
     """
     target = Path(path)
     ordered = [
@@ -143,9 +143,9 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def seal(path: StrPath) -> None:
-    """Give a plan that somebody has edited the hash of what it holds now.
+    """Update the hash of a plan that somebody has edited.
 
-    Raises PlanError if it is no plan, whatever its hash.
+    Raises PlanError if the file is no plan, with any hash.
     """
     source = Path(path)
     document, model = parse(source)
@@ -154,7 +154,7 @@ def seal(path: StrPath) -> None:
 
 
 def read(path: StrPath) -> dict[str, Any]:
-    """Read the fields of a plan and the row orders beside it, of one version; see `Plan.load`."""
+    """Read the fields of a plan and its row orders, which belong together; see `Plan.load`."""
     source = Path(path)
     return read_parts(source, lambda: _read(source))
 
@@ -194,7 +194,7 @@ def _with_row_orders(source: Path, model: PlanModel) -> dict[str, Any]:
 
 
 def parse(source: Path) -> tuple[dict[str, Any], PlanModel]:
-    """Read and check a plan file's form, without the row order beside it and without its hash.
+    """Read a plan file and check its form, but not its row order or its hash.
 
     Raises PlanError if the file is missing, no JSON (cut short), of a newer version, or breaks the
     schema.
@@ -225,7 +225,7 @@ def parse(source: Path) -> tuple[dict[str, Any], PlanModel]:
 
 
 def _folder_for_plan(folder: Path) -> str:
-    """Return what to say where a folder is given as a plan."""
+    """Return the error message for a folder that is given as a plan."""
     if (folder / "profile.json").exists():
         return (
             f"{folder} is a profile and no plan; make one with "
@@ -238,7 +238,7 @@ def _folder_for_plan(folder: Path) -> str:
 
 def _validated(document: object, source: str) -> PlanModel:
     try:
-        # As JSON, where values of dataclasses are their fields.
+        # As JSON, so that dataclasses take dictionaries.
         return PlanModel.model_validate_json(json.dumps(document))
     except PlacerError as error:
         raise PlanError(f"{source}: {error}") from error
@@ -307,24 +307,24 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
 
 
 def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
-    """Fields of a plan, of a document that `to_dict` made and the hot ids, which it leaves out."""
+    """Return the fields of a plan, from a document of `to_dict` and the plan's hot ids."""
     return _fields_of(_validated(document, "the plan"), hot_ids)
 
 
 def _shard(shard: Shard) -> dict[str, Any]:
-    """Return a shard as a plan holds it: its type only where that is not its table's."""
+    """Return a shard for a plan file, without `dtype` if that is its table's."""
     fields = asdict(shard)
     return fields if shard.dtype else {k: v for k, v in fields.items() if k != "dtype"}
 
 
 def _provenance(provenance: Provenance) -> dict[str, Any]:
-    """Return where a plan comes from, without empty fields that earlier versions lack."""
+    """Return the provenance for a plan file, without `ids_sha256` if that is empty."""
     fields = asdict(provenance)
     return {name: value for name, value in fields.items() if value or name != "ids_sha256"}
 
 
 def _dense(dense: Dense) -> dict[str, Any]:
-    """Return a dense part as a plan holds it: what is not as usual."""
+    """Return a dense part for a plan file, without fields that have their default values."""
     if not isinstance(dense, DenseLayers):
         return asdict(dense)
     usual = asdict(DenseLayers(dense.top))
@@ -359,7 +359,7 @@ def _topology(model: TopologyModel) -> Topology:
 
 
 def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> tuple[str, str]:
-    """Write the row order of the plan at `target`; returns the file's name and hash."""
+    """Write the row order of the plan at `target`; return the file's name and hash."""
     content = serialize({n: np.ascontiguousarray(ids, np.int64) for n, ids in hot_ids.items()})
     sha256 = hashlib.sha256(content).hexdigest()
     name = f"{target.name}.rows-{sha256[:12]}.safetensors"
@@ -368,7 +368,7 @@ def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> 
 
 
 def _beside(source: Path, name: str) -> Path:
-    """Return a file beside a plan; or beside what the plan's symbolic link leads to."""
+    """Return the path of a file beside a plan, or beside the target of the plan's symbolic link."""
     here = source.with_name(name)
     return here if here.exists() or not source.is_symlink() else source.resolve().with_name(name)
 

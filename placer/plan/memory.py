@@ -1,7 +1,7 @@
-"""Bytes that a plan places on every device: the one module that adds them up.
+"""Count the bytes that a plan places on every device.
 
-The executor allocates by this, the cost models and `verify` count by it, so that a plan
-that fits here fits in training.
+The executor, cost models and `verify` all use these counts. So a plan that fits here fits in
+training.
 """
 
 from collections import Counter, defaultdict
@@ -16,44 +16,44 @@ from placer.topology.devices import BLOCK_BYTES, Gpu, Host
 from placer.topology.topology import Topology
 
 ROW_MAP_BYTES_PER_ROW = 4
-"""A table whose ranks are not its ids needs a map from id to slot: one int32 a row."""
+"""Bytes a row of the id → slot map, one int32, for a table with row order ``profile``."""
 
 ROW_NUMBER_BYTES = 4
-"""A key map that has some of a table's rows numbers them: one int32 a row."""
+"""Bytes a row of the row numbers, one int32, in a key map that has a part of a table's rows."""
 
 ENTRY_BYTES_HELD = 21
-"""Bookkeeping of one row of HBM for copies of cold rows, staged or cached (`RowCache`).
+"""Permanent bytes of bookkeeping for one entry of HBM for staged or cached rows (`RowCache`).
 
 The slot that it holds, its last use and its priority (4 each), whether it was updated (1), and the
-directory, slot and entry once more (4 each); 29 in all in arenas of 2³¹ rows and more. Measured by
+directory's slot and entry (4 each). Arenas of 2³¹ rows and more take 29. Measured by
 tests/executor/test_executor_memory.py."""
 
 ENTRY_BYTES_PASSING = 48
-"""More of it while a step's rows get entries, on a GPU, where entries that rows leave are sorted.
+"""Temporary bytes of an entry on a GPU, while rows get entries and evicted entries are sorted.
 
-Keys (4), the order of eviction (8), slots (4), sorted ones (4) and their numbers twice (16), and
-the room of CUB's radix sort of pairs (12)."""
+Keys (4), the order of eviction (8), slots (4), sorted slots (4), their numbers twice (16), and
+memory of CUB's radix sort of pairs (12)."""
 
 ROW_CACHE_ENTRY_BYTES = ENTRY_BYTES_HELD + 31
-"""What plans charge for it: 31 of `ENTRY_BYTES_PASSING`, which is what a CPU takes. On a GPU the
-room of outputs and gradients, which do not exist yet, serves for the rest."""
+"""Bytes of an entry that plans count: permanent bytes, and the 31 temporary bytes on a CPU. On a
+GPU, the memory of outputs and gradients, which do not exist yet, has room for the rest."""
 
 SORT_BYTES_PER_LOOKUP = 8
-"""More of a lookup while a step's lookups are sorted on a GPU than while its rows are updated.
+"""Bytes of a lookup that sorting takes on a GPU beyond those of updating rows.
 
-20 to sort int32 slots: their order as int64 twice, and CUB's room for 4 (`sort_stable` of PyTorch's
-ATen/native/cuda/SortStable.cu). An update takes 12 and more; see `placer.plan.buffers`."""
+Sorting int32 slots takes 20: their order as int64 twice, and 4 for CUB (`sort_stable` in PyTorch's
+ATen/native/cuda/SortStable.cu). An update takes at least 12; see `placer.plan.buffers`."""
 
 CHECKSUM_BYTES = 4
-"""Of each block of a drive."""
+"""Bytes of the checksum of each block on a drive."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes on one device, by purpose, beside what the device has.
+    """Bytes on one device, by purpose, and the device's capacity.
 
-    `row_map_bytes` are of id → slot maps, and of the key maps of tables that grow;
-    `buffer_bytes` of staged rows, of exchange buffers and of the integers of the lookups in flight.
+    `row_map_bytes` counts id → slot maps, and key maps of tables that grow. `buffer_bytes` counts
+    staged rows, exchange buffers and integers of the lookups in flight.
     """
 
     device: str
@@ -77,13 +77,13 @@ class MemoryUse:
 
     @property
     def free_bytes(self) -> int:
-        """What is left; negative when the plan does not fit."""
+        """Bytes left; negative if the plan does not fit."""
         return self.capacity_bytes - self.total_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Memory that a problem lacks, so that no placement of it fits."""
+    """Memory that a problem lacks, so that no placement fits."""
 
     device: str
     resource: Memory
@@ -92,15 +92,15 @@ class Shortage:
 
 
 def row_map_bytes(table: Table) -> int:
-    """Return bytes of the id → slot map of a table with a row order of its own, on each server."""
+    """Return bytes of a table's id → slot map on each device that serves it."""
     return ROW_MAP_BYTES_PER_ROW * table.rows
 
 
 def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[str, int]:
     """Return bytes of the key maps of tables that grow, by host and by GPU.
 
-    Each GPU's process has an equal part of the keys, whatever it serves. Where there are several, a
-    map has the numbers of its rows besides. One GPU that has all tables has a copy, to find keys.
+    The process of each GPU has an equal part of the keys, in its host's memory. With several GPUs,
+    a map also has its rows' numbers. A single GPU that serves alone has a copy, to look keys up.
     """
     ranks = max(1, len(topology.gpus))
     parts = [replace(how, capacity=-(-how.capacity // ranks)) for how in growing.values()]
@@ -111,12 +111,12 @@ def key_map_bytes(topology: Topology, growing: Mapping[str, Growing]) -> dict[st
 
 
 def cache_bytes(table: Table, shard: Shard) -> int:
-    """Return bytes of the HBM cache of a ``cached`` shard, on each server."""
+    """Return bytes of the HBM cache of a ``cached`` shard on each GPU that serves it."""
     return shard.cache_rows * (table.bytes_per_row(shard.width) + ROW_CACHE_ENTRY_BYTES)
 
 
 def home_of(topology: Topology, device: str, memory: Memory) -> str:
-    """Name the memory of rows that `device` serves: a GPU, a host or its drive.
+    """Return the name of the memory of rows that `device` serves: a GPU, a host or its drive.
 
     >>> machine = Topology.parse("1xh100", ssd="1TiB")
     >>> home_of(machine, "gpu:0", "dram"), home_of(machine, "gpu:0", "ssd")
@@ -129,12 +129,12 @@ def home_of(topology: Topology, device: str, memory: Memory) -> str:
 
 
 def drive_of(host: str) -> str:
-    """Name the drive of a host, as `device_memory` does."""
+    """Return the name of a host's drive in `device_memory`."""
     return f"{host} ssd"
 
 
 def record_bytes(table: Table, shard: Shard) -> int:
-    """Return bytes that a row of a shard takes where it lies; on a drive, its part of a block."""
+    """Return bytes of a shard's row in its memory; on a drive, its share of blocks."""
     row_bytes = table.bytes_per_row(shard.width, shard.dtype)
     if shard.memory != "ssd":
         return row_bytes
@@ -145,15 +145,15 @@ def record_bytes(table: Table, shard: Shard) -> int:
 
 
 def device_memory(plan: Plan) -> dict[str, MemoryUse]:
-    """Return memory use of every GPU, host and drive of the plan's topology.
+    """Return the memory use of every GPU, host and drive of the plan's topology.
 
-    Keys are ids of GPUs and hosts; those of drives are made by `drive_of`.
+    Keys are ids of GPUs and hosts, and for drives the names of `drive_of`.
     """
     topology = plan.topology
     devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
     sizes = {device.id: device.memory_bytes for device in devices}
     sizes |= {drive_of(h.id): h.drive.memory_bytes for h in topology.hosts if h.drive}
-    # Many tables may be replicated on the same GPUs, whose bytes are then summed once.
+    # Sum first by set of devices, because many tables may be replicated on the same GPUs.
     of_rows: dict[tuple[tuple[str, ...], Memory], Counter[str]] = defaultdict(Counter)
     besides: dict[Iterable[str], Counter[str]] = defaultdict(Counter)
     mapped: dict[str, set[str]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""How long it takes to get from one plan to another: bytes over the links that they cross."""
+"""Estimate the time to move from one plan to another, by the bytes on each link."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -10,20 +10,20 @@ from placer.topology.devices import BLOCK_BYTES
 from placer.topology.topology import Topology
 
 Resource = tuple[str, str]
-"""A device, and which of its links or memories in which direction."""
+"""A device, and one of its memories, or one of its links with a direction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """What moves, and how long that takes."""
+    """The bytes that move, and the time that this takes."""
 
-    moved_bytes: int  # Weights and optimizer state that are copied to other memory.
-    seconds: float  # All links work at the same time, so that the slowest decides.
-    waits_for: str  # That link or memory: ``gpu:3 pcie out``; empty where nothing moves.
+    moved_bytes: int  # Weights and optimizer state to copy to other memory.
+    seconds: float  # Time of the slowest link; all work at the same time.
+    waits_for: str  # Slowest link or memory: ``gpu:3 pcie out``; empty if nothing moves.
 
 
 def break_even_steps(migration_s: float, before_s: float, after_s: float) -> float | None:
-    """Return the steps after which shorter ones have paid for a migration; None if they never do.
+    """Return the number of steps until faster steps make up for a migration; None if never.
 
     >>> break_even_steps(6.0, 5.0, 2.0), break_even_steps(6.0, 2.0, 5.0), break_even_steps(0, 2, 5)
     (2.0, None, 0.0)
@@ -34,15 +34,14 @@ def break_even_steps(migration_s: float, before_s: float, after_s: float) -> flo
 
 
 def migration(diff: PlanDiff) -> Migration:
-    """Return the migration from the older plan of a difference to the newer one.
+    """Return the migration from a difference's older plan to its newer plan.
 
-    A GPU and its host exchange rows over PCIe; two GPUs of a host over NVLink, or PCIe without
-    it; hosts over the network, GPUs behind it over their PCIe too. The rows are read from and
-    written to DRAM at its bandwidth. Devices are known by their id; those that the newer plan's
-    machine lacks can be read as before, be it from a checkpoint. Tables that only the newer
-    plan has are not moved, and neither are those whose shape has changed.
+    A GPU and its host exchange rows over PCIe. Two GPUs of a host use NVLink, or PCIe without it.
+    Hosts use the network; their GPUs also use PCIe. DRAM is read and written at its bandwidth.
+    Devices are matched by id. Devices that the newer machine lacks are taken to be readable, for
+    example as a checkpoint. New tables and reshaped tables do not move.
 
-    Raises TopologyError if rows move between hosts of which one has no network link.
+    Raises TopologyError if rows move between hosts and one of them has no network link.
     """
     load: dict[Resource, float] = defaultdict(float)
     speed: dict[Resource, float] = {}
@@ -62,7 +61,7 @@ def migration(diff: PlanDiff) -> Migration:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """One end of a move: the GPU whose HBM it is, or None for its host's DRAM or drive."""
+    """One end of a move. `gpu` is the GPU with the HBM, or None for a host's DRAM or drive."""
 
     topology: Topology
     host: str

@@ -1,4 +1,4 @@
-"""Ranks of ids in a plan's row order, without listing the ids that it does not list."""
+"""Convert between ids and row ranks by a plan's row order, which lists only hot ids."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ Int = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
-    """A row order: the ids that it lists come first, all others follow in id order."""
+    """A row order: listed ids come first, and all others follow in id order."""
 
-    listed: Int  # Shape (n,): in the order of their ranks.
-    ascending: Int  # Shape (n,): the same ids, sorted.
-    rank_of_ascending: Int  # Shape (n,)
+    listed: Int  # Listed ids by rank, shape (n,).
+    ascending: Int  # The same ids, sorted, shape (n,).
+    rank_of_ascending: Int  # The rank of each of them, shape (n,).
 
     @classmethod
     def of(cls, listed: npt.ArrayLike) -> "Ranks":
@@ -31,7 +31,7 @@ class Ranks:
         return cls.of(listed_ids(plan, table))
 
     def ranks(self, ids: Int) -> Int:
-        """Return ranks of `ids`, listed or not, shape (n,)."""
+        """Return the row ranks of `ids`, listed or not, shape (n,)."""
         below = np.searchsorted(self.ascending, ids)
         ranks = ids + self.listed.size - below
         if self.listed.size:
@@ -41,12 +41,12 @@ class Ranks:
         return ranks
 
     def offsets(self, ids: Int) -> Int:
-        """Rank − id of ids that are not listed, shape (n,)."""
+        """Return rank − id for ids that are not listed, shape (n,)."""
         offset: Int = self.listed.size - np.searchsorted(self.ascending, ids)
         return offset.astype(np.int64)
 
     def ids(self, ranks: Int) -> Int:
-        """Return ids at `ranks`, listed or not, shape (n,)."""
+        """Return the ids at `ranks`, listed or not, shape (n,)."""
         hot = ranks < self.listed.size
         ids = np.empty_like(ranks)
         ids[hot] = self.listed[ranks[hot]]
@@ -54,16 +54,16 @@ class Ranks:
         return ids
 
     def unlisted_ids(self, ranks: npt.ArrayLike) -> Int:
-        """Return ids at `ranks`, none of which is the rank of a listed id, shape (n,)."""
+        """Return the ids at `ranks`, which must all be ranks of unlisted ids, shape (n,)."""
         number = np.asarray(ranks, dtype=np.int64) - self.listed.size
-        # So many ids that are not listed come before each listed one.
+        # Number of unlisted ids below each listed id.
         before = self.ascending - np.arange(self.listed.size)
         ids: Int = number + np.searchsorted(before, number, side="right")
         return ids.astype(np.int64)
 
 
 def distinct(ids: Int) -> Int:
-    """Return the distinct ids, ascending: for millions, sorting is faster than hashing."""
+    """Return the distinct ids, ascending. Sorting is faster than hashing for millions of ids."""
     ascending = np.sort(ids)
     first = np.ones(ascending.size, dtype=bool)
     np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
@@ -78,9 +78,10 @@ def listed_ids(plan: Plan, table: str) -> Int:
 
 
 def warm_members(plan: Plan, table: str, rows: tuple[int, int, int]) -> Int | None:
-    """Return which members of a slice of ids its cache begins with, hottest first, counted from 0.
+    """Return the members of a slice of ids that its cache begins with, hottest first.
 
-    None where the plan does not list them: with a row order the first members are the hottest.
+    Members are numbered from 0. Returns None if the plan lists none: with a row order, the first
+    members are the hottest.
     """
     if plan.order_of(table).kind != "id" or table not in plan.hot_ids:
         return None
@@ -91,5 +92,5 @@ def warm_members(plan: Plan, table: str, rows: tuple[int, int, int]) -> Int | No
 
 
 def knows_hot_rows(plan: Plan, table: str) -> bool:
-    """Return whether a plan says which rows of a table are hot: by its row order, or in a list."""
+    """Return whether a plan knows a table's hot rows, by its row order or by a list."""
     return plan.order_of(table).kind != "id" or table in plan.hot_ids

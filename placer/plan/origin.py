@@ -1,7 +1,7 @@
-"""Where a plan comes from: the profile it was made from, and logs read as that profile was.
+"""Find the profile that a plan was made from, and open logs with that profile's id mapping.
 
-A plan names its profile; the profile holds the id mapping that its log was counted with. Who
-trains with a plan, or replays a log through it, needs both.
+A plan names its profile, and the profile has the id mapping of its log. Training with a plan, and
+replaying a log through it, need both.
 """
 
 import os
@@ -33,15 +33,15 @@ def profile_of(
 ) -> Profile | None:
     """Return the profile that a plan was made from, with the plan's tables.
 
-    It is `profile`, or what the plan names relative to its own `file`. None if the plan names none,
-    or it is not there: an error if it is `needed_for` something. With `other_data`, its ids may
-    have become rows in another way.
+    It is `profile`, or the profile that the plan names relative to its own `file`. Returns None if
+    there is none, but raises PlanMismatchError if it is `needed_for` something, which the message
+    names. With `other_data`, the profile may map ids to rows in another way.
     """
     if profile is not None:
         return _of_plan(plan, Profile.load(profile), other_data)
     name = plan.provenance.profile
     folder = file.resolve().parent / name
-    # Nothing is fetched from an address that a file names: others may have written the file.
+    # Fetch nothing from an address in a file, because others may have written the file.
     is_elsewhere = bool(uri_of(name)) or name.startswith(("//", "\\\\"))
     try:
         is_there = name and not is_elsewhere and _is_there(folder)
@@ -68,12 +68,12 @@ def open_log_of(
     options: TextOptions | None = None,
     ids_alone: bool = False,
 ) -> "EncodedLog":
-    """Return a log, its ids mapped to rows as in the profile that a plan was made from.
+    """Open a log, with ids mapped to rows as in the profile that a plan was made from.
 
-    The log's files follow each other, in a `format` of `placer.data.FORMATS`; `options` say how
-    their lines are made where they are unlike those of the profile's log. With `ids_alone` it needs
-    neither a label nor numbers. All else is as in `profile_of`. Raises PlanMismatchError if that
-    profile is not there, or has no id mapping.
+    `logs` are the log's files in order, in a `format` of `placer.data.FORMATS`. `options` describe
+    their lines if these differ from the profile's log. With `ids_alone`, the log needs no label and
+    no numeric columns. For other arguments, see `profile_of`. Raises PlanMismatchError if the
+    profile is missing, or has no id mapping.
     """
     recorded = profile_of(plan, file, profile, other_data=other_data)
     if recorded is None or recorded.encoding is None:
@@ -93,7 +93,7 @@ def open_as_profiled(
     *,
     ids_alone: bool = False,
 ) -> "EncodedLog":
-    """Return a log, its ids mapped to rows as in a profile; see `open_log_of`."""
+    """Open a log, with ids mapped to rows as in a profile; see `open_log_of`."""
     from placer.data.reader import open_log  # not above: it needs pyarrow, and plans do not
 
     if profile.encoding is None:
@@ -111,7 +111,7 @@ def open_as_profiled(
 
 
 def _is_there(path: Path) -> bool:
-    """Return whether there is something at a path that a file names; it may be too long for one."""
+    """Return whether a path exists; a path from a file may be too long or invalid."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -119,9 +119,10 @@ def _is_there(path: Path) -> bool:
 
 
 def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
-    """Check that ids become rows as they did when the plan was made, as far as it knows how.
+    """Raise PlanMismatchError if ids map to other rows than when the plan was made.
 
-    `ids_sha256` is that of `Encoding`, of what the message calls `whose`.
+    `ids_sha256` is `Encoding.ids_sha256`, and `whose` names its owner for the message. Tables of
+    unknown mapping are not compared.
     """
     known = plan.provenance.ids_sha256
     different = [n for n, sha256 in ids_sha256.items() if known.get(n, sha256) != sha256]
@@ -136,10 +137,10 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
 def with_tables_as_in(
     plan: Plan, profile: Profile, other_data: bool = False, *, has_all: bool = False
 ) -> Profile:
-    """Return a profile whose tables have the dims, types and optimizers that they have in a plan.
+    """Return a profile whose tables have the plan's dims, types and optimizers.
 
-    Tables that grow have the rows that they have there. The profile needs all tables of the plan,
-    with their rows, unless other data is meant; with `has_all` also then.
+    Tables that grow get the plan's rows. The profile must have exactly the plan's tables and rows.
+    With `other_data`, it may differ, but with `has_all`, no table of the plan may be missing.
     """
     growing = {name: how for name, how in plan.growing.items() if name in profile.table_numbers}
     profile = with_growing(profile, growing)
@@ -174,13 +175,13 @@ def with_tables_as_in(
 
 
 def _of_plan(plan: Plan, profile: Profile, other_data: bool) -> Profile:
-    """Return a profile of the plan's tables alone, in its order."""
+    """Return the profile of only the plan's tables, in the plan's order."""
     known = with_tables_as_in(plan, profile, other_data, has_all=True)
     return replace(known, tables=tuple(known[table.name] for table in plan.tables))
 
 
 def load_sealed(file: Path) -> Plan:
-    """A plan that somebody has edited, which is taken as it is now and gets the hash of that."""
+    """Load a plan that somebody has edited, and update its hash."""
     from placer.plan.file import seal  # not above: pydantic loads slowly
 
     if uri := uri_of(file):
@@ -191,9 +192,10 @@ def load_sealed(file: Path) -> Plan:
 
 
 def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:
-    """Save a plan that names its profile: a workload by name, a folder as seen from the plan's.
+    """Save a plan that names its profile; return that plan.
 
-    Both files can then move together. A profile on a store is named by its URI.
+    A workload is named by its name, and a folder relative to the plan's folder, so that both can
+    move together. A profile on a store is named by its URI.
     """
     name = profile
     if isinstance(profile, Path) and (uri := uri_of(profile)):

@@ -1,10 +1,9 @@
-"""Memory of each GPU, phase by phase of a training step, and the batch that fits.
+"""Compute each GPU's memory in each phase of a training step, and the largest batch that fits.
 
-What a plan's `device_memory` charges to a device is there at all times or reserved. This module
-says what a step has at once: arrays of a batch's lookups come and go, pooled rows wait for dense
-layers, and gradients come back while the copies of others are still there. It follows the executor
-and `placer.training.Trainer`, one process for each GPU. benchmarks/step_memory.py holds it to what
-PyTorch's allocator gives out.
+`device_memory` counts what a device holds at all times or reserves. This module counts what exists
+at the same time in a phase: arrays of lookups, pooled rows that wait for dense layers, and
+gradients beside copies of others. It follows the executor and `placer.training.Trainer`, with one
+process for each GPU. benchmarks/step_memory.py compares it with PyTorch's allocator.
 """
 
 from collections import defaultdict
@@ -29,39 +28,39 @@ from placer.profile.profile import Profile
 DeviceKind = Literal["cuda", "cpu"]
 
 CONTEXT_BYTES = 512 << 20
-"""Of a CUDA context with PyTorch's kernels loaded: 0.4 to 0.6 GiB on recent GPUs, as nvidia-smi
-shows it for a process that has allocated nothing. An assumption; see docs/memory.md."""
+"""Assumed bytes of a CUDA context with PyTorch's kernels: nvidia-smi shows 0.4 to 0.6 GiB on recent
+GPUs for a process that has allocated nothing. See docs/memory.md."""
 
 COMMUNICATOR_BYTES = 32 * 2 * (4 << 20)
-"""Of an NCCL communicator: 32 channels with a buffer each way, of 4 MiB, the default of
+"""Bytes of an NCCL communicator: 32 channels with two buffers of 4 MiB, the default of
 NCCL_BUFFSIZE (NCCL's user guide, environment variables). Most machines open fewer channels."""
 
 COMMUNICATORS = 3
-"""The training's exchange, that of batches sent ahead, and DistributedDataParallel's."""
+"""Number of communicators: the step's exchange, the look-ahead exchange, and DDP."""
 
 FRAGMENTATION_SHARE = 0.05
-"""Of what comes and goes on a GPU: PyTorch's caching allocator rounds blocks up to 512 bytes, and
-segments of 10 MiB and more to 2 MiB (c10/cuda/CUDACachingAllocator.cpp). An assumption."""
+"""Assumed overhead of temporary memory on a GPU, as a share: PyTorch's caching allocator rounds
+blocks up to 512 bytes, and segments from 10 MiB to 2 MiB (c10/cuda/CUDACachingAllocator.cpp)."""
 
 _ID_BYTES, _FLOAT_BYTES, _OFFSET_BYTES = 8, 4, 8
 _ENTRY_BYTES_PASSING: Mapping[DeviceKind, int] = {"cpu": 31, "cuda": ENTRY_BYTES_PASSING}
 _SORT_BYTES: Mapping[DeviceKind, int] = {"cpu": 13, "cuda": 20}
-"""Of a lookup, beyond those held, while lookups are sorted; see `placer.plan.memory`."""
+"""Temporary bytes of a lookup while lookups are sorted; see `placer.plan.memory`."""
 
 _STAGING_BYTES = 15
-"""Of a lookup that may be of a staged or cached row, besides."""
+"""Further temporary bytes of a lookup that may read a staged or cached row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseMemory:
-    """What a GPU has at once in one phase of a step, by purpose, in bytes."""
+    """Bytes that a GPU holds at the same time in one phase of a step, by purpose."""
 
     name: str
     parts: Mapping[str, int]
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Bytes of all purposes."""
         return sum(self.parts.values())
 
 
@@ -70,28 +69,28 @@ class DevicePeak:
     """A GPU's memory in each phase of a step."""
 
     device: str
-    capacity_bytes: int  # Of the card, or what else the step has to fit in.
+    capacity_bytes: int  # Memory of the card, or another limit.
     phases: tuple[PhaseMemory, ...]  # In the order of a step.
 
     @property
     def fullest(self) -> PhaseMemory:
-        """The phase that takes most."""
+        """Phase that takes the most memory."""
         return max(self.phases, key=lambda phase: phase.total_bytes)
 
     @property
     def peak_bytes(self) -> int:
-        """Bytes of that phase."""
+        """Bytes of the phase that takes most."""
         return self.fullest.total_bytes
 
     @property
     def free_bytes(self) -> int:
-        """What is left then; negative where the step does not fit."""
+        """Bytes left in that phase; negative if the step does not fit."""
         return self.capacity_bytes - self.peak_bytes
 
 
 @dataclass(slots=True)
 class _Arena:
-    """Rows of one width and optimizer on a GPU, and a step's reads of them."""
+    """Rows of one width and optimizer on a GPU, and a step's lookups of them."""
 
     width: int
     lookups: float = 0.0
@@ -99,19 +98,19 @@ class _Arena:
     entries: int = 0
 
     def prepare_bytes(self, kind: DeviceKind) -> float:
-        """Return what comes and goes while its lookups are prepared."""
+        """Return temporary bytes while its lookups are prepared."""
         staged = _STAGING_BYTES * min(self.lookups, self.cold_rows) if self.entries else 0.0
         return self.lookups * _SORT_BYTES[kind] + staged + self.entries * _ENTRY_BYTES_PASSING[kind]
 
     def update_bytes(self) -> float:
-        """Return what comes and goes while its rows are updated."""
+        """Return temporary bytes while its rows are updated."""
         sums = max(float(_FLOAT_BYTES), self.width * SUM_BYTES_PER_LOOKUP_AND_COLUMN)
         return self.lookups * (_FLOAT_BYTES + sums)
 
 
 @dataclass(slots=True)
 class _Load:
-    """What a GPU serves in a step; `row_cache_bytes` are of weights and state in row caches."""
+    """What a GPU serves in a step. `row_cache_bytes` counts weights and state in row caches."""
 
     arenas: dict[object, _Arena] = field(default_factory=dict)
     vectors: float = 0.0
@@ -120,12 +119,12 @@ class _Load:
 
     @property
     def lookups(self) -> float:
-        """Of all arenas."""
+        """Lookups of all arenas."""
         return sum(arena.lookups for arena in self.arenas.values())
 
     @property
     def entries(self) -> int:
-        """Of all row caches."""
+        """Entries of all row caches."""
         return sum(arena.entries for arena in self.arenas.values())
 
 
@@ -138,11 +137,11 @@ def peak_memory(
 ) -> tuple[DevicePeak, ...]:
     """Return memory of each GPU in each phase of a training step.
 
-    The profile says how the lookups of a table that is divided by rows are shared. A ``cuda``
-    device has a context, communication buffers and an allocator that fragments; where a CPU plays
-    it, what PyTorch's allocator gives out is asked. `capacity_bytes` are those of the cards: by
-    default of the plan, and what its dense part took of it. Raises ProblemError if a table of the
-    plan has no profile.
+    The profile says how row slices of a table share its lookups. For a ``cuda`` device, count its
+    context, communication buffers and fragmentation. For ``cpu``, an emulated GPU, only count what
+    PyTorch's allocator gives out. `capacity_bytes` has the memory of cards, by GPU. By default, it
+    is the plan's, plus what its dense part reserved. Raises ProblemError if the profile lacks a
+    table of the plan.
 
     >>> from placer import Plan, Shard, Topology
     >>> from placer.workloads import named_workload
@@ -181,10 +180,9 @@ def peak_memory(
 def largest_batch(
     plan: Plan, profile: Profile, *, capacity_bytes: Mapping[str, int] | None = None
 ) -> int:
-    """Return the most samples a GPU with which a step of this plan fits everywhere; 0 if none does.
+    """Return the most samples a GPU with which a step of the plan fits on all GPUs, or 0.
 
-    The rows that the plan makes room for stay as they are: larger batches read more of their
-    staged rows in place.
+    Staging buffers keep the plan's size, so larger batches read more of their cold rows in place.
     """
 
     def fits(samples: int) -> bool:
@@ -205,12 +203,12 @@ def largest_batch(
 
 
 def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
-    """Return what each GPU serves in a step."""
+    """Return the lookups, outputs and cached rows of each GPU in a step."""
     loads = {gpu.id: _Load() for gpu in plan.topology.gpus}
     returned: set[tuple[object, ...]] = set()
     for shard in plan.shards:
         table = plan.tables_by_name[shard.table]
-        # Of a step, whose lookups each server of the shard handles.
+        # Samples of a step that each server of the shard handles.
         samples = plan.batch_size * (1 if len(shard.devices) > 1 else len(plan.topology.gpus))
         share = slice_lookup_share(profile[table.name], shard.rows)
         lookups = samples * table.lookups_per_sample * share
@@ -235,7 +233,7 @@ def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
 
 
 def _own_output_bytes(plan: Plan) -> float:
-    """Return bytes of the vectors that a GPU's own samples get of all servers."""
+    """Return bytes of the vectors that a GPU receives from all servers, for its own samples."""
     total, seen = 0.0, set()
     for shard in plan.shards:
         servers = ["own"] if len(shard.devices) > 1 else list(shard.devices)
@@ -252,7 +250,7 @@ def _own_output_bytes(plan: Plan) -> float:
 def _phases(
     plan: Plan, base: dict[str, float], load: _Load, own: float, kind: DeviceKind
 ) -> tuple[PhaseMemory, ...]:
-    """Return the phases of a step of a GPU that has `base` at all times."""
+    """Return the phases of a step on a GPU that always holds `base`."""
     ranks, out, lookups = len(plan.topology.gpus), load.output_bytes, load.lookups
     gradients, dense, (forward, backward) = _dense_bytes(plan)
     base = base | dense
@@ -262,30 +260,30 @@ def _phases(
     ahead = plan.pipeline == "look-ahead"
     step = INDEX_BYTES_HELD_PER_LOOKUP * lookups + _OFFSET_BYTES * load.vectors
     in_flight = step * (STEPS_IN_FLIGHT if ahead else 1)
-    # Ids that have come from other ranks wait for their turn; on a GPU a batch is a copy.
+    # Ids that were received ahead wait for their step.
     ids = _ID_BYTES * lookups
     waiting = ids if ranks > 1 and ahead else 0.0
     preparing = max((arena.prepare_bytes(kind) for arena in load.arenas.values()), default=0.0)
     updating = max((arena.update_bytes() for arena in load.arenas.values()), default=0.0)
-    # A stream of its own prepares the next step meanwhile; on a CPU nothing is beside a step.
+    # On a GPU, another stream prepares the next step meanwhile.
     beside = preparing + ids if kind == "cuda" and ahead else 0.0
     shared = {"indices": in_flight + waiting + beside}
     copied = ids if kind == "cuda" or ranks > 1 else 0.0
     found = {"indices": in_flight + waiting + preparing + copied, "dense gradients": gradients}
     phases: list[tuple[str, dict[str, float]]] = [("prepare", found)]
     if ranks > 1:
-        # As sent and as they came; then as they came, their new order (int32), and in that order.
+        # Ids as sent and as received; then as received, their order (int32), and reordered.
         exchanged = 2.5 * ids + (ids if kind == "cuda" else 0.0)
         sent = {"indices": in_flight - step * ahead + waiting, "exchange": exchanged}
         phases.insert(0, ("exchange of ids", sent | {"dense gradients": gradients}))
     phases.append(("lookup", shared | {"outputs": out}))
     if ranks > 1:
-        # Numbers of 16 bits beside those that they are made from and become.
+        # 16-bit numbers beside their float32 source and target.
         narrow = 0.0 if plan.exchange_dtype == "float32" else (out + own) / 2
         sums = {"outputs": out, "exchange": out + own + narrow}
         phases.append(("exchange of outputs", shared | sums))
-    # The outputs that a rank's samples got are let go of with the forward pass. Those that it sent
-    # are not, for the backward pass begins at them.
+    # A rank frees the outputs that it received after the forward pass. It keeps the outputs that it
+    # sent, because the backward pass begins there.
     kept = {"outputs": out if ranks > 1 else 0.0}
     phases.append(("forward", shared | {"outputs": out, "exchange": own, "activations": forward}))
     phases.append(("backward", shared | kept | {"activations": backward}))
@@ -311,7 +309,7 @@ def _phase(
 
 
 def _dense_bytes(plan: Plan) -> tuple[float, dict[str, float], tuple[float, float]]:
-    """Return gradients of dense layers, what they have at all times, and the most in each pass."""
+    """Return bytes of dense layers: gradients, permanent memory, and the peak of each pass."""
     if not isinstance(plan.dense, DenseLayers):
         return 0.0, {}, (0.0, 0.0)
     network = DenseNetwork.of(plan.dense, plan.tables)

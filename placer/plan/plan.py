@@ -1,6 +1,6 @@
-"""The plan: which rectangle of which table lives where, and how its rows are read.
+"""Describe a plan: the place of each shard of each table, and how its rows are read.
 
-docs/plan-format.md describes the file; `placer.plan.file`, below, reads and writes it.
+docs/plan-format.md describes the file, which `placer.plan.file` reads and writes.
 """
 
 import os
@@ -34,21 +34,21 @@ class Plan(Summarized):
     tables : tuple of Table
     topology : Topology
     shards : tuple of Shard
-        Cover every row × column of every table exactly once, replicas aside.
+        They cover every row × column of every table exactly once, apart from replicas.
     row_order : dict of table name to RowOrder
-        Tables that are not listed have order ``id``.
+        Row orders of tables; other tables have order ``id``.
     hot_ids : dict of table name to int64 array
         The ids that the row order lists, hottest first; saved beside the plan.
     batch_size : int
         Samples per GPU and step that the plan was made for.
     widths : tuple of str
-        Types that cold rows might have had besides their table's; see `placer.Problem`.
+        Types that were allowed for cold rows besides their table's; see `placer.Problem`.
     pipeline : {"look-ahead", "serial"}
-        How steps follow one another.
+        Whether the next step is prepared while one trains.
     dense : DenseLayers, MeasuredDense or None
-        What is trained beside the embeddings; None where nobody says.
+        The dense part that trains beside the embeddings; None if unknown.
     growing : dict of table name to Growing
-        Tables whose ids may be any int64: rows are given to them as they are read.
+        Tables whose ids may be any int64. An id gets a row when it is read.
     exchange_dtype : {"float32", "bfloat16", "float16"}
         Type in which pooled rows and their gradients travel between processes.
 
@@ -80,7 +80,7 @@ class Plan(Summarized):
 
     @cached_property
     def tables_by_name(self) -> dict[str, Table]:
-        """Tables by their name."""
+        """Tables by name."""
         return {table.name: table for table in self.tables}
 
     @cached_property
@@ -119,7 +119,7 @@ class Plan(Summarized):
         return facts
 
     def of_tables(self, names: Iterable[str]) -> "Plan":
-        """Return the part of the plan that is about some of its tables, in this order."""
+        """Return the plan of only these tables, in this order."""
         names = list(names)
         return replace(
             self,
@@ -132,9 +132,9 @@ class Plan(Summarized):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Read a plan and the row order beside it, on this machine or at a URI of a store.
+        """Read a plan and its row order, from a path or a URI of a store.
 
-        Raises PlanError if the file is truncated, breaks the format, is of a newer version, or its
+        Raises PlanError if the file is truncated, breaks the format or has a newer version, or its
         row order is missing or was altered.
         """
         if uri_of(path) and isinstance(path, str):
@@ -147,11 +147,11 @@ class Plan(Summarized):
         return cls(**file.read(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan, and the row order beside it, atomically.
+        """Write the plan and its row order atomically, to a path or a URI of a store.
 
-        A profile that the plan names by an absolute path, as solvers do where it was loaded from a
-        folder, is named as seen from the plan's own folder: both can then move together. On a
-        store, to which the path may be a URI, the plan is sent after its row order.
+        If the plan names its profile by an absolute path, as solvers do, write the path relative to
+        the plan's folder, so that both can move together. On a store, the row order is sent before
+        the plan.
         """
         uri = uri_of(path)
         if uri and isinstance(path, str):

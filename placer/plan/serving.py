@@ -1,4 +1,4 @@
-"""Plans for inference: rows in host memory, and a cache in HBM for a hit rate that is asked for."""
+"""Make plans for inference: rows in host memory, and an HBM cache for a given hit rate."""
 
 from dataclasses import replace
 
@@ -16,26 +16,26 @@ from placer.topology.topology import Topology
 
 
 def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
-    """Return a plan for one GPU that answers requests, with the smallest cache for a hit rate.
+    """Return a plan for one GPU that serves requests, with the smallest cache for a hit rate.
 
-    Rows are taken into the cache in the order of lookups per byte, over all tables, until they take
-    `hit_rate` of all lookups of the profile: CDFs are concave, so no other rows take as many
-    with fewer bytes. They start in the cache, and make room for others as requests drift. Tables
-    that are cached whole are in HBM alone. There is no optimizer, so no state has room.
+    Rows of all tables enter the cache in the order of lookups per byte, until they have `hit_rate`
+    of the profile's lookups. CDFs are concave, so no smaller set of rows has as many lookups. The
+    cache begins with these rows, and replaces them as requests drift. A table that fits in the
+    cache whole is only in HBM. The plan has no room for optimizer state.
 
     Parameters
     ----------
     profile : Profile
-        Of what will be asked for; that of the training log, if nothing better is known.
+        Profile of the requests; use that of the training log if nothing better is known.
     topology : Topology
-        One GPU and its host; GPUs that serve side by side have a plan of their own each.
+        One GPU and its host. Make one plan for each GPU that serves.
     hit_rate : float
-        Share of lookups, 0 to 1, whose row shall be in HBM already.
+        Share of lookups, 0 to 1, that HBM should serve.
 
     Raises
     ------
     ProblemError
-        If the hit rate lies outside 0..1, or there are several GPUs.
+        If the hit rate is outside 0..1, or there are several GPUs.
     CapacityError
         If the cache is larger than HBM, or the tables are larger than the host's memory.
 
@@ -75,7 +75,7 @@ def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
 
 
 def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
-    """Return rows of each table, the hottest first, that take a share of all lookups together."""
+    """Return how many of each table's hottest rows to cache for a share of all lookups."""
     tables = profile.tables
     segments = [_segments(each.table, each.cdf.ranks, each.cdf.shares) for each in tables]
     of_table = np.repeat(np.arange(len(tables)), [rows.size for rows, _ in segments])
@@ -84,12 +84,12 @@ def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
     row_bytes = np.array([each.table.dim * DTYPE_BYTES[each.table.dtype] for each in tables])
     order = np.argsort(-lookups / (rows * row_bytes[of_table]), kind="stable")
     taken = np.cumsum(lookups[order])
-    # Less than the last bits, as sums in another order differ in these.
+    # Slightly less, because sums in another order differ in the last bits.
     wanted = hit_rate * float(lookups.sum()) * (1 - 1e-12)
     last = int(np.searchsorted(taken, wanted, side="left"))
     counts = np.zeros(len(tables))
     np.add.at(counts, of_table[order[:last]], rows[order[:last]])
-    if last < order.size:  # Of the segment that reaches it, as many rows as it takes.
+    if last < order.size:  # Take only some rows of the segment that reaches it.
         before = float(taken[last - 1]) if last else 0.0
         part = order[last]
         share = (wanted - before) / lookups[part] if lookups[part] else 0.0
@@ -100,7 +100,7 @@ def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
 def _segments(
     table: Table, ranks: npt.ArrayLike, shares: npt.ArrayLike
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return rows of each segment of a CDF, and how many lookups a sample has in it."""
+    """Return the rows of each CDF segment, and a sample's lookups in it."""
     return np.diff(np.asarray(ranks, dtype=np.float64)), np.diff(
         np.asarray(shares, dtype=np.float64)
     ) * table.lookups_per_sample

@@ -1,4 +1,4 @@
-"""A shard: a rectangle of a table on one tier, the unit that a plan places."""
+"""Describe a shard: a rectangle of a table on one tier, the unit that a plan places."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from placer.tables import ColdDType, Count, Table
 Memory = Literal["hbm", "dram", "ssd"]
 Lookup = Literal["device", "uva", "staged", "cached", "host"]
 Place = Annotated[int, Interval(ge=-(1 << 63), lt=1 << 63)]
-"""A row or a column; what is out of a table is found by `placer.plan.verify`."""
+"""A row or a column. `placer.plan.verify` checks that it is in its table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,29 +23,29 @@ class Shard:
     table : str
         Name of the table.
     rows : (start, stop, step)
-        A Python slice over ranks (over ids where the table's row order is ``id``).
+        A Python slice of row ranks. With row order ``id``, row ranks are ids.
     cols : (start, stop)
         Range of columns.
     devices : tuple of str
-        GPUs that serve the lookups, or a host without GPUs; more than one is a replica on each.
+        GPUs that serve the lookups, or a host without GPUs. With several, each has a replica.
     memory : {"hbm", "dram", "ssd"}
-        Where the bytes are; ``dram`` is the memory of the serving GPU's host, ``ssd`` its drive,
+        Tier of the rows. ``dram`` is the memory of the serving GPU's host. ``ssd`` is its drive,
         from which rows are ``staged`` or ``cached``. A host without GPUs serves its own ``dram``,
         by lookup ``host``.
     lookup : {"device", "uva", "staged", "cached", "host"}
-        How rows are read; see docs/plan-format.md.
+        Lookup kind: how rows are read; see docs/plan-format.md.
     cache_rows : int
         Rows of the HBM cache of a ``cached`` shard.
     staging_rows : int
-        Rows of HBM, on each serving GPU, for those cold rows of a ``staged`` or ``cached``
-        shard that the steps in flight touch. What finds no room is read in place.
+        Rows of HBM, on each serving GPU, for cold rows of a ``staged`` or ``cached`` shard that
+        the steps in flight read. Rows without room there are read in place.
     buffer_bytes : int
-        HBM that reading the shard needs besides its rows, on each serving GPU: the
-        `staging_rows` with their state, the exchange buffers of its pooled output, and the
-        integers that say where each lookup reads.
+        Other HBM that reading the shard needs on each serving GPU: the `staging_rows` with their
+        state, exchange buffers of its pooled output, and integers that say where each lookup
+        reads.
     dtype : {"float32", "float16", "bfloat16", "int8"} or None
         Type of ``staged`` and ``cached`` rows in DRAM or on SSD; by default their table's.
-        Copies in HBM have the table's type, whatever this is.
+        Copies in HBM always have the table's type.
 
     Examples
     --------
@@ -81,6 +81,6 @@ class Shard:
 def whole_table_shard(
     table: Table, device: str, memory: Memory, lookup: Lookup, rows: Sequence[int] | None = None
 ) -> Shard:
-    """Return a shard of all columns of a table and of all its rows, or of a slice of them."""
+    """Return a shard with all columns of a table, and all its rows or a slice of rows."""
     start, stop, step = rows if rows is not None else (0, table.rows, 1)
     return Shard(table.name, (start, stop, step), (0, table.dim), (device,), memory, lookup)

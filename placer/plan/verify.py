@@ -1,4 +1,4 @@
-"""Proves that a plan is sound, from the plan alone: no solver and no cost model takes part."""
+"""Prove that a plan is sound, from the plan alone, without solvers and cost models."""
 
 import math
 from collections import Counter, defaultdict
@@ -20,9 +20,9 @@ from placer.units import format_bytes
 class Violation:
     """One rule that a plan breaks.
 
-    `rule` is one of ``shard`` (a malformed shard), ``feature`` (one that reads more than one
-    table), ``coverage``, ``row_order``, ``growing`` (a table with other rows than its keys need),
-    ``capacity``; `where` names the table, feature or device.
+    `rule` is ``shard`` (a malformed shard), ``feature`` (a feature listed more than once),
+    ``coverage``, ``row_order``, ``growing`` (a growing table with a wrong number of rows) or
+    ``capacity``. `where` names the table, feature or device.
     """
 
     rule: str
@@ -31,12 +31,12 @@ class Violation:
 
 
 def violations(plan: Plan) -> list[Violation]:
-    """Return all rules that the plan breaks; an empty list is a proof that it is sound.
+    """Return all violations of rules; an empty list proves that the plan is sound.
 
-    Checked: every shard is well formed and on devices that exist; every row × column of
-    every table is covered exactly once, replicas aside; row orders list valid ids once; tables
-    that grow have the rows that their keys need; no device holds more bytes than it has, buffers
-    and maps included.
+    The rules: every shard is well formed and on existing devices. Shards cover every row × column
+    of every table exactly once, apart from replicas. Row orders list valid ids, each once. Tables
+    that grow have the rows that their capacity needs. No device needs more bytes than it has,
+    including buffers and maps.
     """
     names = [table.name for table in plan.tables]
     faults = [
@@ -51,7 +51,7 @@ def violations(plan: Plan) -> list[Violation]:
             faults.append(Violation("feature", name, text))
     for shard in plan.shards:
         faults.extend(_shard_violations(plan, shard))
-    if faults:  # The rest would only repeat what is already wrong, or fail on it.
+    if faults:  # Further checks would fail on these faults or repeat them.
         return faults
     for table in plan.tables:
         message = coverage_fault(table, plan.shards_by_table[table.name])
@@ -77,14 +77,14 @@ def violations(plan: Plan) -> list[Violation]:
 
 
 def check_shards(plan: Plan) -> None:
-    """Raise if a shard is malformed, so that nobody can tell what it is."""
+    """Raise PlanError if a shard is malformed."""
     for shard in plan.shards:
         for violation in _shard_violations(plan, shard):
             raise PlanError(f"{violation.message}; `placer verify` lists all that is wrong")
 
 
 def refuse_growing(plan: Plan, reader: str) -> None:
-    """Refuse a plan with tables that grow, for a reader that has no key map."""
+    """Raise PlanMismatchError if a table of the plan grows, because `reader` has no key map."""
     for name in plan.growing:
         raise PlanMismatchError(
             f"table {name!r} grows: its rows mean nothing without its key map, which {reader} does "
@@ -95,8 +95,8 @@ def refuse_growing(plan: Plan, reader: str) -> None:
 def verify(plan: Plan) -> None:
     """Raise if the plan breaks a rule.
 
-    Raises CapacityError if a device holds more than it has, and nothing else is wrong. Raises
-    PlanError if any other rule is broken. The message lists the first violations.
+    Raises CapacityError if the only fault is that a device lacks memory. Raises PlanError if any
+    other rule is broken. The message lists the first violations.
 
     >>> from placer import Plan, Table, Topology
     >>> plan = Plan((Table("C3", 1000, 16),), Topology.parse("1xh100"), shards=())
@@ -128,7 +128,7 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
             f"rows {list(shard.rows)} must be [start, stop, step] with "
             f"0 <= start <= stop <= {table.rows} and step >= 1"
         )
-        return  # Such a slice has no number of rows.
+        return  # Later checks need the number of rows.
     first, last = shard.cols
     if not 0 <= first < last <= table.dim:
         yield broken(f"cols {list(shard.cols)} must lie within [0, {table.dim}] and not be empty")
@@ -136,7 +136,9 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         yield broken(f"devices {list(shard.devices)} must name at least one device, each once")
     hosts, gpus = plan.topology.hosts_by_id, plan.topology.gpus_by_id
     for device in shard.devices:
-        if device in gpus and shard.memory != "ssd":  # Short, as replicas may name many GPUs.
+        if (
+            device in gpus and shard.memory != "ssd"
+        ):  # The common case, fast for replicas on many GPUs.
             continue
         gpu, attached = gpus.get(device), plan.topology.gpus_of(device)
         if gpu is None and device not in hosts:
@@ -204,14 +206,14 @@ def _growing_violations(plan: Plan) -> Iterator[Violation]:
 
 
 _MOST_SPAN = 50_000_000
-"""Longest common period of strides that is looked at, in ranks."""
+"""Longest common period of strides to check, in row ranks."""
 _MOST_WORK = 20_000_000
-"""Most visits of a shard, over all parts of a table."""
+"""Most visits of shards to make, over all parts of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """The ranks of a residue class modulo `step` within low..high, in columns left..right."""
+    """The row ranks of low..high with a residue modulo `step`, in columns left..right."""
 
     low: int
     high: int
@@ -222,11 +224,11 @@ class _Slice:
 
 
 def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
-    """Return what is wrong with how well-formed shards cover a table, or None.
+    """Return how well-formed shards fail to cover a table exactly once, or None if they do.
 
-    No rows are listed. The table is divided at the columns where a shard begins or ends, and each
-    part at such ranks. What is over a part then is one shard, or row slices that share their ranks
-    by strides. It takes n log n for n shards of a solver's plan.
+    Rows are not listed one by one. Divide the table at the columns where a shard begins or ends,
+    and each part at such row ranks. Then one shard covers a part, or row slices share its ranks by
+    strides. It takes n log n time for the n shards of a solver's plan.
 
     >>> halves = [Shard("t", (i, 10, 2), (0, 4), ("gpu:0",), "hbm", "device") for i in (0, 1)]
     >>> coverage_fault(Table("t", 10, 4), halves)
@@ -256,10 +258,10 @@ def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
 
 
 def _slices(shards: Sequence[Shard], rows: int) -> list[_Slice]:
-    """Return shards as residue classes, whose ends are moved to as few ranks as there can be.
+    """Return shards as residue classes that begin and end at as few distinct row ranks as possible.
 
-    Between two members of a class its end may be anywhere: strides that begin one after the
-    other then begin together.
+    An end may move freely between two members of its class. So strided slices that begin one rank
+    after the other can all begin together.
     """
     held = [(shard, range(*shard.rows)) for shard in shards]
     held = [(shard, ranks) for shard, ranks in held if ranks]
@@ -273,7 +275,7 @@ def _slices(shards: Sequence[Shard], rows: int) -> list[_Slice]:
 
 
 def _common_places(ranges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Return a number within each range (both ends included), of as few as suffice."""
+    """Return a number in each range, ends included, with as few distinct numbers as possible."""
     places: dict[tuple[int, int], int] = {}
     last = -1
     for first, end in sorted(set(ranges), key=lambda each: each[1]):
@@ -286,9 +288,9 @@ def _common_places(ranges: Sequence[tuple[int, int]]) -> dict[tuple[int, int], i
 def _bands(
     slices: Sequence[_Slice], first: str, last: str, end: int
 ) -> Iterator[tuple[int, int, list[_Slice]]]:
-    """Divide 0..end where a slice begins or ends; yield each part with the slices over it.
+    """Divide 0..end where a slice begins or ends; yield each part with the slices that cover it.
 
-    `first` and `last` name the attributes that say where a slice begins and ends.
+    `first` and `last` name the attributes of a slice's begin and end.
     """
     begins, ends = defaultdict(list), defaultdict(list)
     for one in slices:
@@ -305,11 +307,11 @@ def _bands(
 def _classes_fault(
     active: Sequence[tuple[int, int]], low: int, high: int
 ) -> tuple[int, int] | str | None:
-    """Return a rank of low..high that is not in exactly one class, and its class count."""
+    """Return a row rank of low..high that is not in exactly one class, and its count of classes."""
     if len(active) == 1 and active[0][0] == 1:
         return None
-    # All is covered once if, over one full period of the strides (or all ranks between, if those
-    # are fewer), each rank has one owner.
+    # Check one full period of the strides, or all ranks if they are fewer: each must have one
+    # owner. The rest repeats.
     span = _period(active, high - low)
     if span > _MOST_SPAN:
         return f"strides {sorted({step for step, _ in active})[:9]} have too long a common period"
@@ -323,7 +325,7 @@ def _classes_fault(
 
 
 def _period(active: Sequence[tuple[int, int]], most: int) -> int:
-    """Common period of strides, or the number of ranks if that is less."""
+    """Return the common period of strides, but at most `most`."""
     period = 1
     for step in {step for step, _ in active}:
         period = math.lcm(period, step)

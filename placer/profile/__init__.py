@@ -1,1 +1,1 @@
-"""Profiles: what a log says of each table."""
+"""Profiles: each table's CDF, lookups per sample and coverage, counted over a log."""

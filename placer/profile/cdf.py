@@ -1,4 +1,4 @@
-"""How a table's lookups spread over its rows: the access CDF over ranks."""
+"""Access CDFs over ranks: how a table's lookups spread over its rows."""
 
 import math
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ _FEW = 1 << 16
 class AccessCdf:
     """Share of a table's lookups that fall in its k hottest rows.
 
-    The CDF is piecewise linear over ranks: between two neighbouring `ranks` every row is
-    read equally often. From exact counts this loses nothing, because rows of equal count
-    form one segment and n lookups have at most √(2n) distinct counts.
+    The CDF is piecewise linear over ranks: all rows between neighbouring `ranks` are read equally
+    often. For exact counts this is lossless: rows of equal count form one segment, and n lookups
+    have at most √(2n) distinct counts.
 
     Attributes
     ----------
     ranks : int64, shape (m + 1,)
         Ends of the segments, from 0 to the table's number of rows, strictly increasing.
     shares : float64, shape (m + 1,)
-        Share of lookups in the rows before each rank; from 0 to 1, concave. A table that
-        nobody read has shares that are all 0.
+        Share of lookups in the rows before each rank; from 0 to 1, concave. All are 0 for a
+        table that was never read.
 
     Examples
     --------
-    Of four rows the hottest takes 6 of 10 lookups:
+    The hottest of four rows has 6 of 10 lookups:
 
     >>> cdf = AccessCdf.from_counts([1, 6, 2, 1])
     >>> float(cdf.share(1)), cdf.hot_rows_for(0.8)
@@ -69,7 +69,7 @@ class AccessCdf:
 
     @classmethod
     def from_counts(cls, counts: npt.ArrayLike, rows: int | None = None) -> "AccessCdf":
-        """Return the exact CDF of access `counts` in any order; `rows` adds rows never read."""
+        """Return the exact CDF of access `counts` in any order. `rows` also counts unread rows."""
         observed = np.asarray(counts)
         rows = observed.size if rows is None else rows
         if observed.size > rows:
@@ -81,7 +81,7 @@ class AccessCdf:
     def from_histogram(
         cls, weights: npt.ArrayLike, repeats: npt.ArrayLike, rows: int
     ) -> "AccessCdf":
-        """Return the CDF of `repeats[i]` rows read with frequency `weights[i]`, hottest first."""
+        """Return the CDF of `repeats[i]` rows of frequency `weights[i]` each, hottest first."""
         weight = np.asarray(weights, dtype=np.float64)
         repeat = np.asarray(repeats, dtype=np.int64)
         ranks = np.concatenate(([0], np.cumsum(repeat)))
@@ -97,26 +97,25 @@ class AccessCdf:
     def zipf(cls, rows: int, exponent: float, shift: float = 0.0) -> "AccessCdf":
         """Return the CDF of rows read in proportion to ``1 / (rank + 1 + shift) ** exponent``.
 
-        A Zipf–Mandelbrot law. The first ranks are kept one by one; further ones share a
-        segment with their neighbours within 1/64 of a decade.
+        A Zipf–Mandelbrot law. The first 256 ranks have segments of their own; each further
+        segment spans 1/64 of a decade.
         """
         if rows == 0:
             return cls(np.zeros(1, np.int64), np.zeros(1))
         edges = _rank_grid(rows)
-        # Within a wide segment the sum is the integral of the density to well under 0.1%
-        # (midpoint rule over unit cells), so that 40 million terms need not be added.
+        # The integral of the density is within 0.1% of the sum over a wide segment (midpoint
+        # rule over unit cells), so 40 million terms need not be added.
         head = min(rows, _EXACT_HEAD)
         ends = edges[head:].astype(np.float64) + 0.5 + shift
         if abs(exponent - 1) < 1e-9:
-            # As `_powers`, by Python's `math`.
+            # Use Python's `math` for the reason given at `_powers`.
             tail = np.array(list(map(math.log, (ends[1:] / ends[:-1]).tolist())))
         else:
             tail = np.diff(_powers(ends, 1 - exponent)) / (1 - exponent)
         mass = np.concatenate((np.zeros(head), tail))
         narrow = np.diff(edges) == 1
         mass[narrow] = _powers(edges[:-1][narrow] + 1.0 + shift, -exponent)
-        # Below the seam ranks are exact, above it the midpoint rule holds:
-        # keep the slopes in order there.
+        # Exact ranks are followed by ranks of the midpoint rule: keep slopes decreasing there.
         slopes = np.minimum.accumulate(mass / np.diff(edges))
         shares = np.concatenate(([0.0], np.cumsum(slopes * np.diff(edges))))
         shares /= shares[-1]
@@ -153,10 +152,10 @@ class AccessCdf:
         return int(self.ranks[right - 1] + np.ceil(fraction * width - 1e-9))
 
     def over(self, rows: int) -> "AccessCdf":
-        """Return the CDF of a table of another number of rows that takes the same lookups.
+        """Return the CDF for the same lookups on a table with another number of rows.
 
-        Rows that are added are not read. Of fewer rows the hottest are read as before, and the
-        others share the rest of the lookups evenly.
+        Added rows are not read. With fewer rows, the hottest keep their share, and the others
+        evenly share the remaining lookups.
 
         >>> AccessCdf.from_counts([4, 2, 2, 2]).over(3).shares.tolist()
         [0.0, 0.4, 1.0]
@@ -164,18 +163,17 @@ class AccessCdf:
         ranks, shares = self.ranks[self.ranks < rows], self.shares[self.ranks < rows]
         if rows < self.rows:
             slopes = (self.shares[-1] - shares) / (rows - ranks)
-            # As many as leave the others no hotter than themselves.
+            # Keep as many of the hottest as possible with the others no hotter than they are.
             before = np.append(np.inf, np.diff(shares) / np.diff(ranks))
             kept = 1 + int(np.flatnonzero(slopes <= before)[-1])
             ranks, shares = ranks[:kept], shares[:kept]
         return AccessCdf(np.append(ranks, rows), np.append(shares, self.shares[-1]))
 
     def unique_at_ranks(self, lookups: float) -> Float:
-        """Return expected distinct rows before each of `ranks` in a step of `lookups` lookups.
+        """Return the expected unique rows before each of `ranks` in a step; shape (m + 1,).
 
         Lookups are taken as independent draws: a row of probability p is touched with
-        1 − (1 − p)^n. Piecewise linear and concave over ranks, like the CDF.
-        Shape (m + 1,).
+        probability 1 − (1 − p)^lookups. Like the CDF, it is piecewise linear and concave.
         """
         p = np.minimum(self.row_share, 1.0)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -185,7 +183,7 @@ class AccessCdf:
         return np.concatenate(([0.0], np.cumsum(touched * np.diff(self.ranks))))
 
     def unique(self, lookups: float, start: float = 0, stop: float | None = None) -> float:
-        """Return expected distinct rows of ranks start..stop in a step of `lookups` lookups."""
+        """Return the expected unique rows of ranks start..stop in a step of `lookups` lookups."""
         ends = np.array([start, self.rows if stop is None else stop], dtype=np.float64)
         low, high = np.interp(ends, self.ranks, self.unique_at_ranks(lookups))
         return float(high - low)
@@ -195,8 +193,8 @@ def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
     """Return the distinct positive `counts`, ascending, and how many rows have each."""
     if counts.dtype.kind not in "iu" or counts.size < _FEW:
         return np.unique(counts[counts > 0], return_counts=True)
-    # Nearly all rows of a log are read a few times: those are counted in place, so that a
-    # table of 40 million rows is neither copied nor sorted.
+    # Most rows have small counts: count these with bincount, so that a table of 40 million rows is
+    # neither copied nor sorted.
     few = np.zeros(_FEW, dtype=np.int64)
     many = [np.zeros(0, dtype=counts.dtype)]
     for start in range(0, counts.size, _BLOCK_ROWS):
@@ -209,14 +207,14 @@ def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
     return np.concatenate((present, values)), np.concatenate((few[present], repeats))
 
 
-# By Python's `math`: NumPy's own have other last bits where a processor has AVX-512, and hashes of
-# problems are over all bits. A plan is to know its problem on another machine too.
+# Use Python's `math`: NumPy's results differ in the last bit on processors with AVX-512. Problems
+# are hashed with all bits, and a plan must recognize its problem on other machines.
 def _powers(bases: Float, exponent: float) -> Float:
     return np.array(list(map(math.pow, bases.tolist(), repeat(exponent))), dtype=np.float64)
 
 
 def _rank_grid(rows: int) -> Int:
-    """0, 1, 2, … one by one, then geometrically, to `rows`."""
+    """Return ends of segments: 0, 1, 2, …, then geometrically spaced, up to `rows`."""
     hottest = np.arange(min(rows, _EXACT_HEAD) + 1, dtype=np.int64)
     if rows <= _EXACT_HEAD:
         return hottest
@@ -225,15 +223,15 @@ def _rank_grid(rows: int) -> Int:
     return np.unique(np.concatenate((hottest, np.rint(colder).astype(np.int64))))
 
 
-# Ranks up to here have a probability of their own; beyond, ranks share geometric bins that
-# are half a percent wide, in which the true density differs by less than `exponent` × 0.5%.
+# Ranks up to here have exact probabilities. Further ranks share geometric bins that are half a
+# percent wide: within a bin, the true density differs by less than `exponent` × 0.5%.
 _DRAWN_ONE_BY_ONE = 4096
 _DRAWN_BIN_GROWTH = 1.005
 
 
 @cache
 def zipf_cdf(rows: int, exponent: float) -> AccessCdf:
-    """`AccessCdf.zipf`, shared by tables of equal size, of which workloads have many."""
+    """Return `AccessCdf.zipf`, cached: workloads have many tables of equal size."""
     return AccessCdf.zipf(rows, exponent)
 
 
@@ -242,7 +240,7 @@ class ZipfMandelbrot:
     """Access frequencies that fall as a shifted power of the rank.
 
     P(rank = k) ∝ (k + 1 + shift)^−exponent for k = 0..rows − 1 (Mandelbrot 1953). Shift 0 is
-    Zipf's law; a larger one evens out the hottest ranks, as in logs whose hottest ids are alike.
+    Zipf's law; a larger shift makes the hottest ranks more alike, as in some logs.
 
     Raises DataError if there is no row, or the exponent or the shift is negative.
     """
@@ -268,12 +266,12 @@ class ZipfMandelbrot:
 
     @cached_property
     def _cumulative(self) -> npt.NDArray[np.float64]:
-        """Probability of the bins up to and including each."""
+        """Cumulative probability up to the end of each bin."""
         edges, s, q = self._edges, self.exponent, self.shift
         mass = np.diff(edges).astype(np.float64)
         exact = min(self.rows, _DRAWN_ONE_BY_ONE)
         mass[:exact] = (edges[:exact] + 1.0 + q) ** -s
-        # The sum over a bin is the integral between its outer half ranks (midpoint rule).
+        # Approximate the sum over a bin by an integral between half ranks (midpoint rule).
         bounds = edges[exact:] + 0.5 + q
         if abs(s - 1) < 1e-9:
             mass[exact:] = np.diff(np.log(bounds))
@@ -287,7 +285,7 @@ class ZipfMandelbrot:
         return self.ranks_at(rng.random(size))
 
     def ranks_at(self, quantiles: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Return the inverse of the cumulative distribution at quantiles within [0, 1)."""
+        """Return the ranks at quantiles within [0, 1)."""
         edges, cumulative = self._edges, self._cumulative
         bins = np.minimum(np.searchsorted(cumulative, quantiles, side="right"), cumulative.size - 1)
         below = np.concatenate([[0.0], cumulative])[bins]

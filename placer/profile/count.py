@@ -1,4 +1,4 @@
-"""Counts how often a log reads each row: a dense array of counts per table."""
+"""Count how often a log reads each row, in a dense array of counts per table."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
 from placer.units import listed
 
-# A chunk of 200 lookups a sample takes 26 MB, several times over while it is read.
+# A chunk with 200 lookups per sample takes 26 MB, and a multiple of it while it is read.
 CHUNK_SAMPLES = 16384
-# Samples of one block are kept or left out together: small enough that a sample of a small
-# log is near the share that was asked for, large enough to be read in one go.
+# Samples of a block are kept or left out together. Blocks are small, so that sampling a small log
+# keeps about the requested share, and large enough to be read at once.
 SAMPLE_BLOCK = 256
 
 
@@ -37,7 +37,7 @@ class TableOptions:
     def table(
         self, name: str, rows: int, features: Mapping[str, FeatureCounts], samples: int
     ) -> Table:
-        """Return a table whose features are as they were counted over `samples` samples."""
+        """Return a table with the pooling factor and coverage of its features' counts."""
         return Table(
             name=name,
             rows=rows,
@@ -58,7 +58,7 @@ class TableOptions:
         features: Mapping[str, dict[str, FeatureCounts]],
         samples: int,
     ) -> list[TableProfile]:
-        """Profiles of tables, from counts of their rows and features over `samples` samples."""
+        """Return profiles of tables from counts of their rows and features."""
         self.check([name for own in features.values() for name in own], counts)
         return [
             TableProfile.counted(
@@ -68,7 +68,7 @@ class TableOptions:
         ]
 
     def check(self, features: Collection[str], tables: Collection[str]) -> None:
-        """Check that poolings are of features that there are, and dims of tables."""
+        """Raise DataError if a pooling names an unknown feature, or a dim an unknown table."""
         for what, given, known in (
             ("pooling is given for feature", self.pooling, features),
             ("dim is given for table", self.dim, tables),
@@ -79,12 +79,12 @@ class TableOptions:
 
 
 def _given(given: Any, name: str, default: Any) -> Any:
-    """Return what is given for all, or for one by its name; ``*`` is all others."""
+    """Return the value for `name`: one for all, or by name, with ``*`` for all others."""
     return given.get(name, given.get("*", default)) if isinstance(given, Mapping) else given
 
 
 class AccessCounter:
-    """Counts chunks of samples; memory is 4 bytes a row, whatever the log's length."""
+    """Counts lookups of chunks of samples. It takes 4 bytes per row, for logs of any length."""
 
     def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:
         for feature, table in feature_tables.items():
@@ -99,10 +99,10 @@ class AccessCounter:
         self._locality = LocalityCounter(tables, feature_tables)
 
     def add(self, samples: int, features: Mapping[str, Bags]) -> None:
-        """Count the bags of `samples` samples, which follow those before; arrays are kept a while.
+        """Count the bags of the next `samples` samples. Do not change the arrays afterwards.
 
         Raises DataError if a feature is missing or unknown, has another number of samples, or an id
-        is not within its table's rows; nothing of these samples is then counted.
+        is not within its table's rows. Then none of these samples is counted.
         """
         if features.keys() != self._feature_tables.keys():
             different = sorted(features.keys() ^ self._feature_tables.keys())
@@ -124,13 +124,13 @@ class AccessCounter:
         self._locality.add(samples, features)
 
     def gap(self) -> None:
-        """What follows is from another place of the log."""
+        """Say that the next samples are from another place in the log."""
         self._locality.gap()
 
     def profile(self, options: TableOptions | None = None, **fields: Any) -> Profile:
-        """Return the profile of what was counted; `fields` are further fields of the profile.
+        """Return the profile of all samples so far; `fields` are further fields of `Profile`.
 
-        Counting can go on afterwards.
+        Counting may continue afterwards.
         """
         counts = {name: RowCounts.from_dense(one.values) for name, one in self._counts.items()}
         features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in counts}
@@ -143,7 +143,7 @@ class AccessCounter:
 
 
 class DenseCounts:
-    """One count per row: uint32 until one could overflow, uint64 from then on."""
+    """One count per row: uint32 until a count could overflow, then uint64."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -155,7 +155,7 @@ class DenseCounts:
                 f"counts of {rows:,} rows take {4 * rows:,} bytes, more than there is; give fewer "
                 "rows"
             ) from error
-        # Lookups that can be added before any count could exceed 32 bits.
+        # Number of lookups to add before a count could overflow.
         self._headroom = np.iinfo(np.uint32).max
 
     def check(self, ids: npt.NDArray[np.int64], feature: str) -> None:
@@ -165,7 +165,7 @@ class DenseCounts:
                 f"feature {feature!r}: ids must be a vector of int64, "
                 f"not {ids.dtype} of shape {ids.shape}"
             )
-        # As unsigned, negative ids are large too.
+        # As unsigned integers, negative ids are too large.
         if ids.size and int(ids.view(np.uint64).max()) >= self.rows:
             wrong = int(ids[np.argmax(ids.view(np.uint64) >= np.uint64(self.rows))])
             raise DataError(
@@ -174,12 +174,12 @@ class DenseCounts:
             )
 
     def add(self, ids: npt.NDArray[np.int64]) -> None:
-        """Count ids that are rows."""
+        """Count ids, which `check` has accepted."""
         if ids.size > self._headroom:
             self._make_room(ids.size)
         self._headroom -= ids.size
-        # Unbuffered indexed addition. Since NumPy 1.25 it is as fast as the memory allows:
-        # bincount per block, sorting and a compiled loop gain nothing over 160 MB of counts.
+        # Since NumPy 1.25, `add.at` is as fast as memory allows: bincount per block, sorting and a
+        # compiled loop were not faster over 160 MB of counts.
         np.add.at(self.values, ids, self.values.dtype.type(1))
 
     def _make_room(self, lookups: int) -> None:
@@ -202,26 +202,26 @@ def profile_log(
     progress: Progress | None = None,
     source: str | None = None,
 ) -> Profile:
-    """Count the accesses of a log.
+    """Count the accesses of a log and return its profile.
 
-    Raises DataError if the log cannot be read, is empty, or `sample` leaves nothing of it.
+    Raises DataError if the log cannot be read or is empty, or if `sample` keeps no samples.
 
     Parameters
     ----------
     log : Log
-        As `placer.data.open_log` returns it.
+        A log, as `placer.data.open_log` returns it.
     dim, dtype, optimizer, pooling
-        Of the tables, which the log does not have. `pooling` may differ by feature, `dim` by
-        table (``*``: all others; sum and 64 by default).
+        Properties of the tables, which the log does not have. `pooling` may be given by feature,
+        and `dim` by table (``*``: all others; sum and 64 by default).
     sample : float, optional
         Keep each block of 256 consecutive samples with this probability, independently. The
-        profile's `sampling` is the share that was read in fact.
+        profile's `sampling` is the share that was kept.
     seed : int
-        Of the choice of blocks.
+        Seed for the choice of blocks.
     progress : callable, optional
-        Called with the samples that are done and those that there are (None if unknown).
+        Called with the number of samples done and their total (None if unknown).
     source : str, optional
-        Where the log comes from, for people; the files by default.
+        Where the log comes from, as text for people; by default its files.
     """
     if sample is not None and not 0 < sample <= 1:
         raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")
@@ -256,22 +256,22 @@ def profile_log(
 
 
 def _unknown(log: Log, table: TableProfile) -> UnknownIds | None:
-    """Return what the table's vocabulary did not know; None if ids are mapped otherwise."""
+    """Return counts of ids that a table's vocabulary lacks; None without a vocabulary."""
     if not isinstance(log, EncodedLog) or table.name not in log.unknown or table.counts is None:
         return None
-    # Ids ascend: row 0, if it was read, is the first.
+    # Ids ascend, so row 0 is the first if it was read.
     of_row_0 = table.counts.counts[:1][table.counts.ids[:1] == 0]
     return UnknownIds(int(of_row_0.sum()), log.unknown[table.name].estimate())
 
 
 def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:
-    """Yield chunks to count, and sizes of the blocks left out between them."""
+    """Yield chunks to count, and for blocks that are left out, their size."""
     if sample is None or sample == 1:
         yield from log.chunks(CHUNK_SAMPLES)
         return
 
     def keep(block: int) -> bool:
-        # A generator of its own for each block: the choice depends on nothing else.
+        # Seed by block, so that the choice depends on the seed and the block alone.
         return bool(np.random.default_rng([seed, block]).random() < sample)
 
     if isinstance(log, EncodedLog):

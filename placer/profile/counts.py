@@ -1,4 +1,4 @@
-"""Exact access counts of one table's rows, and the row order that they give."""
+"""`RowCounts`: exact access counts of a table's rows, which give its row order."""
 
 import hashlib
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ import numpy.typing as npt
 from placer.errors import ProfileError
 
 Int = npt.NDArray[np.int64]
-# int32 where it suffices: a table of 40 million rows then takes 320 MB, not 640.
+# int32 if it suffices: a table of 40 million rows then takes 320 MB, not 640.
 AnyInt = npt.NDArray[np.signedinteger[Any]]
 
 _BLOCK_ROWS = 1 << 20
 _MOST_LOOKUPS = 1 << 62
-"""Sums of counts stay within 64 bits."""
+"""Limit of the sum of counts, so that adding counts stays within 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCounts:
-    """Access counts by row id; rows that were never read are not listed."""
+    """Access counts by row id, without rows that were never read."""
 
     rows: int  # Rows of the table.
-    ids: AnyInt  # Shape (n,): rows that were read, ascending.
-    counts: AnyInt  # Shape (n,): how often, at least 1.
+    ids: AnyInt  # Shape (n,): ids of rows that were read, ascending.
+    counts: AnyInt  # Shape (n,): access counts, at least 1.
     _sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -42,17 +42,17 @@ class RowCounts:
 
     @classmethod
     def from_dense(cls, counts: npt.ArrayLike) -> "RowCounts":
-        """Make counts from an array that has one count per row."""
+        """Return counts from an array with one count per row."""
         dense = np.asarray(counts)
         read = int(np.count_nonzero(dense))
         largest = int(dense.max()) if read else 0
         ids = np.empty(read, dtype=_narrowest(dense.size))
         kept = np.empty(read, dtype=_narrowest(largest))
         filled = 0
-        # Block by block, as the indices of a whole table would take 8 bytes a row.
+        # Go block by block: indices of a whole table would take 8 bytes per row.
         for start in range(0, dense.size, _BLOCK_ROWS):
             block = dense[start : start + _BLOCK_ROWS]
-            read_ids = np.flatnonzero(block != 0)  # much faster than of the counts themselves
+            read_ids = np.flatnonzero(block != 0)  # Much faster on booleans than on counts.
             stop = filled + read_ids.size
             ids[filled:stop] = read_ids + start
             kept[filled:stop] = block[read_ids]
@@ -61,7 +61,7 @@ class RowCounts:
 
     @property
     def sha256(self) -> str:
-        """A hash that other counts do not have: of the arrays, or of the file they are from.
+        """Hash that identifies these counts: of the arrays, or of the file that they come from.
 
         >>> RowCounts.from_dense([0, 5]).sha256 == RowCounts.from_dense([5, 0]).sha256
         False
@@ -74,19 +74,19 @@ class RowCounts:
         return self._sha256
 
     def known_as(self, sha256: str) -> None:
-        """Set `sha256` where a file's hash is known: arrays of gigabytes take seconds to hash."""
+        """Set `sha256` from a known file's hash, as hashing gigabytes takes seconds."""
         object.__setattr__(self, "_sha256", sha256)
 
     @property
     def total(self) -> int:
-        """All lookups."""
+        """Number of all lookups."""
         return int(self.counts.sum(dtype=np.int64))
 
     def hottest(self, rows: int | None = None) -> Int:
-        """Return ids of the `rows` hottest rows (all rows ever read by default), hottest first.
+        """Return ids of the `rows` hottest rows, hottest first; by default all that were read.
 
-        Ties go to the smaller id. Rows never read come last, in id order; they are listed
-        only when `rows` exceeds the number of rows that were read.
+        In a tie, the smaller id comes first. If `rows` exceeds the number of rows that were read,
+        unread rows follow in id order.
         """
         # A stable sort of descending counts keeps ids ascending within a tie.
         order = self.ids[np.argsort(-self.counts, kind="stable")].astype(np.int64)

@@ -1,14 +1,14 @@
-"""Profiles on disk: a small JSON, the counts, and the vocabularies where there are some.
+"""Write and read profiles: a small JSON, the counts, and vocabularies if there are any.
 
 A profile is a folder::
 
-    profile.json                        what there is, and the hashes of the other files
-    counts-<hash>.safetensors           counts, or CDFs where nothing was counted
+    profile.json                        the content, and hashes of the other files
+    counts-<hash>.safetensors           counts, or CDFs of tables without counts
     vocabulary-<hash>.parquet           raw ids by table and row
 
-Binary files are named by their content and written first, the JSON is replaced last, and
-only then are files removed that it no longer names: a crash leaves the old profile or the
-new one. docs/profile.md describes the files.
+Binary files are named by their content and written first. Then the JSON is replaced, and files that
+it no longer names are removed. So a crash leaves the old profile or the new one. docs/profile.md
+describes the files.
 """
 
 import hashlib
@@ -56,7 +56,7 @@ _Arrays = dict[str, npt.NDArray[Any]]
 
 
 class _Strict(BaseModel):
-    """Values of exactly these types; keys of later versions are passed over."""
+    """Values of exactly these types. Unknown keys, from later versions, are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -95,7 +95,7 @@ class _File(_Strict):
 
 
 class _Document(_Strict):
-    """What a profile's JSON holds, and of which types."""
+    """Keys and types of a profile's JSON."""
 
     source: str
     samples: int = Field(ge=0)
@@ -106,7 +106,7 @@ class _Document(_Strict):
 
 
 def write(profile: "Profile", path: StrPath) -> None:
-    """Write a profile into the folder `path`, replacing one that is there."""
+    """Write a profile into the folder `path`, replacing an earlier profile there."""
     arrays: _Arrays = {}
     folder, encoding = Path(path), profile.encoding
     tables = [_table_to_json(table, f"{i}", arrays) for i, table in enumerate(profile.tables)]
@@ -133,7 +133,7 @@ def write(profile: "Profile", path: StrPath) -> None:
 
 
 def read(path: StrPath) -> dict[str, Any]:
-    """Read the fields of a profile from its folder or its JSON; all files of one version.
+    """Read the fields of a `Profile` from its folder or its JSON.
 
     Raises ProfileError if a file is missing, cut short, altered or of a newer version.
     """
@@ -146,7 +146,7 @@ def read(path: StrPath) -> dict[str, Any]:
 def _read_all(file: Path) -> dict[str, Any]:
     document = _read_document(file)
     try:
-        # As JSON, where values of dataclasses are their fields.
+        # Validate JSON text, in which dataclasses are objects of their fields.
         known = _Document.model_validate_json(json.dumps(document))
         counts = known.files["counts"]
         arrays = _read_safetensors(_read(file.parent, counts), counts.name)
@@ -194,7 +194,7 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
 
 
 def _table_from_json(entry: _Table, key: str, arrays: _Arrays, sha256: str) -> TableProfile:
-    """Return a table whose arrays are called by `key` in the file of hash `sha256`."""
+    """Return the profile of the table with arrays named `key` in the file of hash `sha256`."""
     features = tuple(entry.features)
     table = Table(entry.name, entry.rows, entry.dim, entry.dtype, entry.optimizer, features)
     if f"{key}.ranks" in arrays:
@@ -216,7 +216,7 @@ def _table_from_json(entry: _Table, key: str, arrays: _Arrays, sha256: str) -> T
 
 
 def _packed(counts: RowCounts) -> _Arrays:
-    """Return counts of all rows, or gaps and counts of the rows read: the smaller of both."""
+    """Return counts of all rows, or gaps and counts of rows that were read: the smaller."""
     narrow = counts.counts.astype(_narrowest(counts.counts))
     gaps = np.diff(counts.ids, prepend=counts.ids.dtype.type(0))
     gaps = gaps.astype(_narrowest(gaps))
@@ -280,7 +280,7 @@ def _vocabulary_to_parquet(vocabularies: Mapping[str, Keys]) -> bytes:
             "row": np.concatenate([np.arange(1, size + 1) for size in sizes]),
             "key": np.concatenate([vocabularies[name] for name in names]),
         },
-        # A table none of whose ids was frequent enough has no line below.
+        # A table without frequent ids has no row in this file, but its name is here.
         metadata={"tables": json.dumps(names)},
     )
     sink = io.BytesIO()
@@ -293,8 +293,8 @@ def _vocabulary_from_parquet(content: bytes) -> dict[str, Keys]:
     import pyarrow.parquet as pq
 
     try:
-        # Neither a Python file nor threads: what Arrow's threads clean up after a read may meet
-        # Python's end, and the process aborts (apache/arrow issue 34314).
+        # Use neither a Python file nor threads: Arrow's threads may clean up while Python exits,
+        # and then abort the process (apache/arrow issue 34314).
         with pq.ParquetFile(pa.BufferReader(content)) as file:
             table = file.read(columns=["table", "key"], use_threads=False)
         column = table.column("table").cast(pa.dictionary(pa.int32(), pa.string()))
@@ -324,7 +324,7 @@ def _read(folder: Path, entry: _File) -> bytes:
     if not is_name(name):
         raise ProfileError(f"a profile's files are beside its JSON, not at {name!r}")
     try:
-        # What is longer than the profile says was replaced; one byte of it shows that.
+        # One byte more than expected is enough to show that the file was replaced.
         content = read_limited(folder / name, entry.bytes + 1)
     except (OSError, LimitError, OverflowError) as error:
         raise ProfileError(

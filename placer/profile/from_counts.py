@@ -1,4 +1,4 @@
-"""Profiles from counts that a database made of a log too large for one machine."""
+"""Make profiles from counts of a database, for logs too large for one machine."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,31 +36,31 @@ def profile_counts(
     pooling: Pooling | Mapping[str, Pooling] = "sum",
     sampling: float = 1.0,
 ) -> Profile:
-    """Make a profile from Parquet files of columns table, id, count.
+    """Make a profile from Parquet files with columns table, id and count.
 
-    docs/profile.md shows the SQL that makes them. Memory grows with the rows read, not the log.
+    docs/profile.md shows the SQL for them. Memory grows with the rows read, not with the log.
 
     Parameters
     ----------
     paths : path or sequence of paths
-        ``table`` is text, ``id`` the row (an integer, mapped already) and ``count`` how
-        often it was read. A row may be listed more than once; its counts are added.
+        ``table`` is text, ``id`` the row (an integer, already mapped) and ``count`` its number of
+        lookups. If a row is listed more than once, its counts are added.
     samples : int
-        Samples of the log.
+        Number of samples of the log.
     rows : mapping of table name to int, optional
-        By default the largest id of a table + 1; ``*`` stands for all other tables.
+        Rows of each table, by default its largest id + 1; ``*`` stands for all other tables.
     features : path, optional
-        Parquet with columns feature, table, lookups (ids read) and bags (samples with at
-        least one). By default each table is read by one feature of its name, in as many
-        samples as it has lookups, and at most in all.
+        Parquet with columns feature, table, lookups (ids read) and bags (not empty). By default
+        each table is read by one feature of its name, with as many bags as lookups, but no more
+        than samples.
     sampling : float
         Share of the log that was counted.
 
     Raises
     ------
     DataError
-        If a file or column is missing, an id is out of range, or the features' lookups are
-        not those that were counted.
+        If a file or column is missing, an id is out of range, or the features' lookups do not
+        add up to a table's counts.
     """
     if samples < 1:
         raise DataError(f"samples must be at least 1, not {samples}; it sets the pooling factors")
@@ -162,7 +162,7 @@ def _read_features(
 
 
 def parquet_batches(file: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a Parquet file with some columns that have no missing value."""
+    """Yield the record batches of a Parquet file; refuse missing columns and values."""
     with reading(file, "Parquet"), pq.ParquetFile(file) as parquet:
         for column in columns:
             check_column(file, parquet.schema_arrow, column)
@@ -191,7 +191,7 @@ def _names(column: pa.Array, name: str, file: str) -> list[str]:
 
 def _integers(batch: pa.RecordBatch, name: str, file: str) -> npt.NDArray[np.int64]:
     column = batch.column(name)
-    # Databases sum counts into decimals (Spark, BigQuery) or, in Parquet, doubles (DuckDB).
+    # Databases sum counts into decimals (Spark, BigQuery), or doubles in Parquet (DuckDB).
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_floating(kind)):
         raise DataError(f"{file}: column {name!r} is {kind}; it holds integers")

@@ -1,4 +1,4 @@
-"""Tables of a profile that are to grow: how many rows they get, and how those are read."""
+"""Let tables of a profile grow, and choose their capacities from measured hit rates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,11 +16,11 @@ from placer.profile.table_profile import TableProfile
 
 
 def with_growing(profile: Profile, growing: Mapping[str, Growing]) -> Profile:
-    """Return the profile with tables whose rows are given to keys as they are read.
+    """Return the profile with some tables turned into growing tables.
 
-    Such a table has a row for each of its `capacity` keys, and row 0. Its rows have no ids any
-    more, so that which of them are hot is not known. Ids of the log are keys as they are. Tables
-    that grow already are left as they are.
+    A growing table assigns its rows to keys as they are read. It has `capacity` rows and row 0. Its
+    rows have no fixed ids, so nobody knows which rows are hot. The keys are the log's raw ids.
+    Tables that grow already stay as they are.
 
     >>> from placer.workloads import named_workload
     >>> with_growing(named_workload("random-3@7"), {"t2": Growing(99)})["t2"].cdf.rows
@@ -51,10 +51,11 @@ def with_hit_rates(profile: Profile, found: Mapping[str, WorkingSet]) -> Profile
 
 
 def hit_rate_for(profile: TableProfile, capacity: int) -> float:
-    """Predict the share of lookups whose key has a row, with eviction ``lfu``, in the next window.
+    """Predict the hit rate in the next window, with eviction ``lfu``.
 
-    Between measured capacities it is linear in the logarithm of the capacity. Below the least of
-    them it is proportional to the capacity, which is less than it will be.
+    The hit rate is the share of lookups with a key that has a row. Between measured capacities it
+    is interpolated over the logarithm of the capacity. Below the smallest measured capacity it is
+    taken proportional to the capacity, which is too low.
 
     Raises ProblemError if the profile has no hit rates.
     """
@@ -62,7 +63,7 @@ def hit_rate_for(profile: TableProfile, capacity: int) -> float:
 
 
 def hit_rates_of_windows(profile: TableProfile, capacity: int) -> tuple[float, float] | None:
-    """Return the lowest and highest `hit_rate_for` of one window of the log; None if not known."""
+    """Return the lowest and highest `hit_rate_for` over single windows; None if unknown."""
     if any(one.of_windows is None for one in profile.hit_rates if one.eviction == "lfu"):
         return None
     low, high = (_on_curve(capacity, *_curve(profile, bound)) for bound in (0, 1))
@@ -75,22 +76,22 @@ def _on_curve(capacity: int, capacities: Float, rates: Float) -> float:
 
 
 def capacity_for(profile: TableProfile, hit_rate: float) -> int:
-    """Find the smallest capacity with a predicted hit rate; see `hit_rate_for`.
+    """Return the smallest capacity with a predicted hit rate; see `hit_rate_for`.
 
-    It is not below the least capacity that was measured.
+    It is never smaller than the smallest measured capacity.
 
     Parameters
     ----------
     profile : TableProfile
-        Of a log that was read in windows: ``placer profile --window``.
+        Profile with hit rates, as ``placer profile --window`` measures them.
     hit_rate : float
-        Within 0 to 1.
+        Hit rate, above 0 and at most 1.
 
     Raises
     ------
     ProblemError
-        If no capacity has it, as more of the lookups read ids for the first time, or the profile
-        has no hit rates.
+        If no capacity reaches it, because too many lookups read an id for the first time; or if
+        the profile has no hit rates.
 
     Examples
     --------
@@ -117,7 +118,7 @@ def capacity_for(profile: TableProfile, hit_rate: float) -> int:
 
 
 def _curve(profile: TableProfile, bound: int | None = None) -> tuple[Float, Float]:
-    """Capacities, ascending, and rising hit rates: of all windows, or the least (0), most (1)."""
+    """Return capacities and hit rates, ascending: overall, or of the lowest (0) or highest (1)."""
     measured = {
         one.capacity: one.hit_rate if bound is None or not one.of_windows else one.of_windows[bound]
         for one in profile.hit_rates
@@ -133,17 +134,17 @@ def _curve(profile: TableProfile, bound: int | None = None) -> tuple[Float, Floa
 
 
 def most_capacity(profile: TableProfile) -> int:
-    """Return the capacity that was measured with a row for each id of the log."""
+    """Return the largest measured capacity, which has a row for each id of the log."""
     return int(_curve(profile)[0][-1])
 
 
 def growing_of(profile: Profile, texts: Sequence[str]) -> tuple[dict[str, Growing], list[str]]:
-    """Read which tables grow and how, as the command line has them.
+    """Parse the command line's texts that say which tables grow, and how.
 
-    A text is ``TABLE=SIZE:OPTION:…``; several between commas. The size is a number of keys, or a
-    percentage for the smallest capacity with that hit rate in the next window (see `capacity_for`),
-    or ``auto``, which may be left out. Options are ``lfu`` or ``lru``, ``admit=N``, ``ttl=STEPS``.
-    Returns the tables, those of ``auto`` with a row for each id, and the names of those.
+    A text is ``TABLE=SIZE:OPTION:…``, or several of these between commas. The size is a number of
+    keys; or a percentage, for the smallest capacity with this hit rate in the next window (see
+    `capacity_for`); or ``auto``, the default, for a row for each id of the log. Options are ``lfu``
+    or ``lru``, ``admit=N``, ``ttl=STEPS``. Return the tables, and the names of the ``auto`` ones.
 
     >>> from placer.workloads import named_workload
     >>> growing, auto = growing_of(named_workload("random-3@7"), ["t1=5000,t3=20000:lru:admit=2"])
@@ -153,7 +154,7 @@ def growing_of(profile: Profile, texts: Sequence[str]) -> tuple[dict[str, Growin
     growing: dict[str, Growing] = {}
     chosen = []
     for text in (part.strip() for one in texts for part in one.split(",")):
-        # Names may have signs that separate.
+        # Names may contain the separators.
         named = [name for name in profile.table_names if text.startswith(name)]
         named = [name for name in named if text[len(name) :][:1] in ("", "=", ":")]
         if not named:
@@ -188,7 +189,7 @@ def growing_of(profile: Profile, texts: Sequence[str]) -> tuple[dict[str, Growin
 
 
 def _option(word: str) -> tuple[str, Any]:
-    """Return a field of `Growing` and its value."""
+    """Parse an option into a field of `Growing` and its value."""
     if word in get_args(Eviction):
         return "eviction", word
     name, _, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""Counts what a Python program feeds its model: batches of arrays, or a DataLoader."""
+"""Count the lookups of a training program's batches or DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,13 +14,13 @@ from placer.profile.profile import Profile
 from placer.tables import DType, OptimizerName, Pooling
 
 Batch = TypeVar("Batch")
-# `Bags`; ids of one lookup a sample (1-D) or of equally many (2-D); or ids with offsets.
+# `Bags`; ids with one lookup per sample (1-D) or equally many (2-D); or ids with offsets.
 # Arrays may be NumPy's or torch's.
 BagsLike = Any
 
 
 class CountedLoader(Generic[Batch]):
-    """Iterates over `loader` unchanged and counts what passes: a hook for a trainer.
+    """Yields the batches of `loader` unchanged and counts their lookups: a hook for trainers.
 
     ::
 
@@ -32,18 +32,17 @@ class CountedLoader(Generic[Batch]):
     Parameters
     ----------
     loader : iterable of batches
-        Such as a ``torch.utils.data.DataLoader``; it must be iterated through this object.
+        Such as a ``torch.utils.data.DataLoader``. Iterate over this object instead of it.
     extract : callable, optional
-        The ids of a batch, by feature: `Bags`; an array of one id a sample, shape
-        (samples,), or of several, shape (samples, ids); a list of arrays, which is what torch
-        makes of lists of one length; a pair (ids, offsets), bag i being
-        ``ids[offsets[i]:offsets[i + 1]]`` of samples + 1 offsets; or a JaggedTensor of
-        TorchRec's. Arrays are NumPy's or torch's, of integers. By default `features_in` finds
-        them.
+        Function that returns the ids of a batch, by feature. Ids are `Bags`; an array of shape
+        (samples,) or (samples, ids per sample); a list of arrays, as torch collates lists of equal
+        length; a pair (ids, offsets) with samples + 1 offsets, where bag i is
+        ``ids[offsets[i]:offsets[i + 1]]``; or a JaggedTensor of TorchRec. Arrays are NumPy's or
+        torch's, of integers. By default `features_in` finds the ids.
     tables : mapping of table name to int
         Rows of each table.
     feature_tables : mapping of feature name to table name, optional
-        By default each table is read by one feature of its name.
+        The table of each feature. By default each table has one feature of its own name.
     """
 
     def __init__(
@@ -63,12 +62,12 @@ class CountedLoader(Generic[Batch]):
         for batch in self.loader:
             features = {name: as_bags(name, ids) for name, ids in self._extract(batch).items()}
             samples = next(iter(features.values())).samples if features else 0
-            # It keeps them for a while, and the arrays are the trainer's.
+            # Copy: the counter keeps arrays for a while, and the trainer may change its own.
             self._counter.add(samples, {name: _copied(bags) for name, bags in features.items()})
             yield batch
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]  # raises as the loader itself does
+        return len(self.loader)  # type: ignore[arg-type]  # Raises the loader's own error.
 
     def profile(
         self,
@@ -79,11 +78,11 @@ class CountedLoader(Generic[Batch]):
         pooling: Pooling | Mapping[str, Pooling] = "sum",
         source: str = "",
     ) -> Profile:
-        """Return the profile of all batches so far, in their order.
+        """Return the profile of all batches so far.
 
-        With it come the distinct rows of windows of consecutive samples, as of a log.
+        It includes distinct rows of windows of consecutive samples, as for a log.
 
-        Raises DataError if nothing has.
+        Raises DataError if there was no sample.
         """
         if not self._counter.samples:
             raise DataError("no sample has passed; iterate over the batches before profiling them")
@@ -99,9 +98,9 @@ def profile_batches(
     feature_tables: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Profile:
-    """Read batches, or a DataLoader, once and count the lookups.
+    """Read batches or a DataLoader once, and return the profile of their lookups.
 
-    `options` are those of `CountedLoader.profile`; `CountedLoader` explains the parameters.
+    `CountedLoader` explains the parameters; `options` are those of `CountedLoader.profile`.
 
     Examples
     --------
@@ -116,11 +115,10 @@ def profile_batches(
 
 
 def features_in(batch: Any, names: Sequence[str]) -> dict[str, BagsLike]:
-    """Return the features of a batch by name, wherever they are in it.
+    """Find the ids of the named features in a batch, and return them by feature.
 
-    A batch is a mapping of feature name to ids (and to other things, which are left out), a
-    KeyedJaggedTensor of TorchRec's, or a tuple, list, mapping or object with `__dict__` that holds
-    one of these.
+    A batch is a mapping of feature name to ids, which may have other keys; a KeyedJaggedTensor of
+    TorchRec; or a tuple, list, mapping or object with `__dict__` that contains one of these.
 
     >>> sorted(features_in(({"user": [1], "item": [2], "label": [0.0]}, 7), ["user", "item"]))
     ['item', 'user']
@@ -164,7 +162,7 @@ def as_bags(feature: str, value: BagsLike) -> Bags:
     if not hasattr(value, "detach") and hasattr(value, "values") and hasattr(value, "offsets"):
         value = (value.values(), value.offsets())  # JaggedTensor
     if isinstance(value, list) and value and all(hasattr(one, "shape") for one in value):
-        # What torch makes of lists of one length: the first ids of all samples, the second, …
+        # torch collates lists of equal length into the first ids of all samples, the second, …
         value = np.stack([_array(one) for one in value], axis=1)
     if isinstance(value, tuple) and len(value) == 2:
         ids, offsets = _integers(feature, value[0]), _integers(feature, value[1])
@@ -206,7 +204,7 @@ def _integers(feature: str, value: Any) -> npt.NDArray[np.int64]:
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
-    # Tensors are recognised by their methods, as importing torch here would weigh on everyone.
+    # Recognize tensors by their methods: importing torch would be slow for everyone.
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     return np.asarray(value)

@@ -1,4 +1,4 @@
-"""The profile of a later log, counted as an earlier one was."""
+"""Profile a later log with the columns, tables and id mappings of an earlier profile."""
 
 import os
 from collections.abc import Sequence
@@ -26,11 +26,10 @@ def profile_like(
 ) -> Profile:
     """Count the accesses of a log to the tables of an earlier profile.
 
-    Columns and ids become what they were in the log of the earlier profile, so that plans and
-    checkpoints that were made with it go with both. Its label and numbers are not read. Ids that
-    the vocabularies do not list share row 0: `TableProfile.unknown` says how many. Tables have the
-    dim, type and optimizer that they had. Paths are as in `placer.data.open_log`, and what a sample
-    is as in `profile_log`.
+    Columns and ids are mapped as in the earlier profile, so plans and checkpoints fit both
+    profiles. The label and numeric columns are not read. Ids that the vocabularies do not list
+    share row 0; `TableProfile.unknown` counts them. Tables keep their dim, dtype and optimizer.
+    `paths` are as in `placer.data.open_log`, and `sample` as in `profile_log`.
 
     Raises ProfileError if the earlier profile does not know how ids became rows. Raises DataError
     if the log cannot be read, lacks a column, or has an id beyond its table.

@@ -1,8 +1,8 @@
-"""Time-locality: how many distinct rows a log reads in a step, in its own order.
+"""Measure locality: the number of distinct rows that a step reads in a log's own order.
 
-Users come in sessions and items in fashion: consecutive samples read fewer different rows than
-samples from anywhere in the log would. A window of consecutive samples is what a step of that many
-samples reads, so distinct rows are counted in windows of a few sizes, at a few places of the log.
+Users come in sessions and items are popular for a while, so consecutive samples read fewer distinct
+rows than random samples. A step of n samples reads a window of n consecutive samples. So distinct
+rows are counted in windows of a few sizes, at a few places of the log.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,24 +17,24 @@ from placer.profile.cdf import AccessCdf
 Float = npt.NDArray[np.float64]
 
 STRETCH_SAMPLES = 65536
-"""Consecutive samples that are kept at a time, to count windows in."""
+"""Length of a stretch: consecutive samples held in memory, in which windows are counted."""
 
 WINDOWS = {256: 8, 1024: 8, 4096: 4, 8192: 2, 16384: 2, 32768: 1, 65536: 1}
-"""Samples of a window, and how many of them are counted in a stretch at most."""
+"""By samples of a window, the most windows of this size to count in a stretch."""
 
 _STRETCH_LOOKUPS = 1 << 23
-"""A stretch ends early with so many lookups: they are 64 MB."""
+"""A stretch ends early after this many lookups, which take 64 MB."""
 
 _MOST_STRETCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class WindowCounts:
-    """What was counted in windows of one size, as integers, so that merging is exact."""
+    """Counts over windows of one size, as integers, so that merging is exact."""
 
-    samples: int  # Of a window.
-    windows: int
-    # Lookups of the table in all windows, and distinct rows of each window, added.
+    samples: int  # Samples of each window.
+    windows: int  # Number of windows.
+    # Sums over windows: lookups of the table, and distinct rows within each window.
     lookups: int
     distinct: int
 
@@ -48,11 +48,11 @@ class WindowCounts:
 
 
 Locality = tuple[WindowCounts, ...]
-"""Of a table, smallest windows first; empty where nothing was measured."""
+"""Counts of a table by size of the window, smallest first; empty if nothing was counted."""
 
 
 def added(parts: list[Locality]) -> Locality:
-    """Return the locality of several parts of a log.
+    """Add the counts of several parts of a log.
 
     >>> added([(WindowCounts(256, 2, 512, 90),), (WindowCounts(256, 1, 256, 60),)])
     (WindowCounts(samples=256, windows=3, lookups=768, distinct=150),)
@@ -66,10 +66,10 @@ def added(parts: list[Locality]) -> Locality:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DistinctRows:
-    """Distinct rows of a step in a log's order, as a function of the lookups of the step.
+    """Distinct rows of a step in a log's order, as a function of the step's lookups.
 
-    Between the sizes that were measured the logarithm is linear in that of the number of lookups,
-    from one row for one lookup on; beyond the largest, as before it.
+    Between measured sizes it is linear in logarithms of both, starting with one row for one lookup.
+    Beyond the largest size, the last line continues.
     """
 
     # Shape (sizes + 1,)
@@ -78,17 +78,17 @@ class DistinctRows:
 
     @classmethod
     def of(cls, locality: Locality) -> "DistinctRows":
-        """Of measured windows."""
+        """Return the function from measured windows."""
         read = [one for one in locality if one.distinct and one.lookups > one.windows]
         lookups = [one.lookups / one.windows for one in read]
         distinct = np.maximum.accumulate([1.0, *(one.distinct / one.windows for one in read)])
         return cls(np.log([1.0, *lookups]), np.log(distinct))
 
     def draws(self, lookups: float, cdf: AccessCdf) -> float:
-        """Return how many independent draws read as many distinct rows as `lookups` in a row.
+        """Return the number of independent draws with the distinct rows of `lookups` in a row.
 
-        `lookups` where nothing was measured. More in windows that are much of a log, as what is
-        read once does not come again.
+        Without measurements it is `lookups`. It may be more than `lookups` if windows are a large
+        part of the log: rows that the log reads once do not come again.
         """
         if self.log_lookups.size == 1 or lookups <= 1:
             return lookups
@@ -103,17 +103,17 @@ class DistinctRows:
 
 
 _MOST_DRAWS = 16.0
-"""Times the lookups: where nearly all rows are read, any number of draws would do."""
+"""Limit of draws, as a multiple of lookups: if nearly all rows are read, more hardly matter."""
 
 
 def _draws_for(distinct: float, lookups: float, cdf: AccessCdf) -> float:
-    """Return independent draws that are expected to read so many distinct rows."""
+    """Return the number of independent draws with an expectation of `distinct` rows."""
     low, high = 0.0, lookups
     while cdf.unique(high) < distinct:
         low, high = high, 2 * high
         if high > _MOST_DRAWS * lookups:
             return low
-    # Illinois' variant of the method of false position: a few steps on a concave function.
+    # The Illinois variant of false position takes a few steps on a concave function.
     at_low, at_high = cdf.unique(low) - distinct, cdf.unique(high) - distinct
     for _ in range(40):
         between = high - at_high * (high - low) / (at_high - at_low)
@@ -129,7 +129,7 @@ def _draws_for(distinct: float, lookups: float, cdf: AccessCdf) -> float:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Consecutive samples: the bags of each feature, chunk by chunk."""
+    """Consecutive samples: chunks with the bags of each feature."""
 
     number: int
     chunks: list[tuple[int, Mapping[str, Bags]]] = field(default_factory=list)
@@ -137,7 +137,7 @@ class _Stretch:
     lookups: int = 0
 
     def ids(self, feature: str, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield ids of the samples ``start..stop``, chunk by chunk."""
+        """Yield ids of samples ``start..stop``, one array per chunk."""
         first = 0
         for samples, features in self.chunks:
             low, high = max(start - first, 0), min(stop - first, samples)
@@ -150,10 +150,10 @@ class _Stretch:
 
 
 class LocalityCounter:
-    """Counts distinct rows of windows of consecutive samples, at a few places of a log.
+    """Counts distinct rows in windows of consecutive samples, at a few places of a log.
 
-    At most 16 stretches of `STRETCH_SAMPLES` samples are looked at, evenly over what has been read:
-    when there are more, every second one is dropped and half as many are taken from there on.
+    It counts in up to 16 stretches of `STRETCH_SAMPLES` samples, spaced evenly over the log so far.
+    If there are more, it drops every second one and doubles the spacing from there on.
     """
 
     def __init__(self, tables: Mapping[str, int], feature_tables: Mapping[str, str]) -> None:
@@ -166,7 +166,7 @@ class LocalityCounter:
         self._counted: dict[int, dict[str, Locality]] = {}
 
     def add(self, samples: int, features: Mapping[str, Bags]) -> None:
-        """Go on with the samples that follow; the arrays are kept for a while."""
+        """Add the next samples. Do not change their arrays afterwards."""
         stretch = self._stretch
         if stretch.number % self._spacing == 0:
             stretch.chunks.append((samples, features))
@@ -176,7 +176,7 @@ class LocalityCounter:
             self.gap()
 
     def gap(self) -> None:
-        """What follows is from another place of the log."""
+        """Say that the next samples are from another place in the log."""
         stretch, self._stretch = self._stretch, _Stretch(self._stretch.number + 1)
         if stretch.chunks and stretch.samples >= min(WINDOWS):
             self._counted[stretch.number] = {
@@ -188,7 +188,7 @@ class LocalityCounter:
             self._counted = {number: self._counted[number] for number in kept}
 
     def localities(self) -> dict[str, Locality]:
-        """Return what was counted so far, by table. Ends the stretch."""
+        """Return the counts so far, by table. This ends the current stretch."""
         self.gap()
         return {
             table: added([counted[table] for counted in self._counted.values()])

@@ -1,4 +1,4 @@
-"""What a training log says of each table: the profile."""
+"""`Profile`: what a training log says of all tables."""
 
 import os
 from collections import Counter
@@ -29,23 +29,23 @@ _AS_THEY_ARE: Mapping[str, Pooling] = MappingProxyType({})
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Summarized):
-    """Profiles of all the tables of a model, over one log or one published workload.
+    """Profiles of all tables of a model, from a log or a published workload.
 
     Attributes
     ----------
     tables : tuple of TableProfile
         In the model's order; names are unique.
     samples : int
-        Samples that were read.
+        Number of samples that were read.
     sampling : float
-        Share of the log that was read: 1.0 unless a sample was asked for.
+        Share of the log that was read: 1.0 unless the log was sampled.
     source : str
-        Where it comes from, for people.
+        Where the profile comes from, as text for people.
     encoding : Encoding or None
         How the log's columns became rows, so that a trainer can map ids the same way:
-        ``open_log(paths, encoding=profile.encoding)``. None where rows were counted directly.
+        ``open_log(paths, encoding=profile.encoding)``. None if rows were counted directly.
     folder : Path, str or None
-        Where it was loaded from, so that plans name it; the file does not say.
+        Folder or URI that the profile was loaded from. Plans name it; it is not saved.
 
     Examples
     --------
@@ -71,7 +71,7 @@ class Profile(Summarized):
             raise ProfileError(f"tables named more than once in a profile: {repeated}")
 
     def summary(self) -> dict[str, str]:
-        """See `Summarized`."""
+        """Return the numbers to show of the profile; see `Summarized`."""
         return {
             "tables": str(len(self)),
             "rows": f"{sum(one.table.rows for one in self):,}",
@@ -98,7 +98,7 @@ class Profile(Summarized):
 
     @cached_property
     def table_numbers(self) -> dict[str, int]:
-        """Place of each table in the order of tables, by its name."""
+        """Position of each table in `tables`, by name."""
         return {table.name: number for number, table in enumerate(self.tables)}
 
     @property
@@ -108,7 +108,7 @@ class Profile(Summarized):
 
     @property
     def ids_sha256(self) -> dict[str, str]:
-        """By table, the hash of how ids became rows; empty where rows were counted directly."""
+        """By table, the hash of its id mapping; empty if rows were counted directly."""
         known = {} if self.encoding is None else self.encoding.ids_sha256
         return {name: known[name] for name in self.table_names if name in known}
 
@@ -121,9 +121,9 @@ class Profile(Summarized):
         pooling: Mapping[str, Pooling] = _AS_THEY_ARE,
         names: Sequence[str] | None = None,
     ) -> "Profile":
-        """The same accesses to tables of another dim, dtype or optimizer, or to a few of them.
+        """Return the profile with another dim, dtype, optimizer or pooling, or with fewer tables.
 
-        `pooling` is by feature, ``*`` being all others; what it does not name stays as it is.
+        `pooling` is by feature; ``*`` stands for all others. Other features keep their pooling.
 
         Raises ProfileError if there is no such table or feature.
         """
@@ -152,12 +152,11 @@ class Profile(Summarized):
 
     @classmethod
     def merge(cls, profiles: Iterable["Profile"]) -> "Profile":
-        """Return the profile of a log from the profiles of its parts, in any grouping.
+        """Merge the profiles of a log's parts, in any grouping, into a profile of the log.
 
-        Counts are integers and are added, and all else follows from them, so that the result
-        equals the profile of the whole log bit by bit; only `source`, and the windows in which
-        distinct rows were counted, tell them apart. Sampled parts weigh by the samples that they
-        stand for.
+        Integer counts are added, and other values are computed from them. So the result equals the
+        profile of the whole log bit by bit, except for `source` and for the windows in which
+        distinct rows were counted. Sampled parts weigh by the samples that they stand for.
 
         Raises ProfileError if there is no profile, one has no counts, or they differ in a table, a
         feature or the way raw ids became rows.
@@ -186,7 +185,7 @@ class Profile(Summarized):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
-        """Read what `save` wrote, on this machine or at a URI such as ``s3://bucket/profile``.
+        """Load a saved profile from a path or a URI such as ``s3://bucket/profile``.
 
         Raises ProfileError if a file is missing, cut short, altered or of a newer version.
         """
@@ -196,16 +195,16 @@ class Profile(Summarized):
 
             with Staging() as staging:
                 return cls.load(staging.input(path))
-        from placer.profile import file  # not above: pyarrow loads slowly
+        from placer.profile import file  # Imported late: pyarrow loads slowly.
 
-        here = Path(path).resolve()  # Of a profile, or of the JSON in it.
+        here = Path(path).resolve()  # The profile's folder, or its JSON.
         folder = here if here.is_dir() else here.parent
         return replace(cls(**file.read(path)), folder=uri or folder)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically.
 
-        The path may be a URI; on a store, ``profile.json`` is sent last.
+        The path may be a URI. Then ``profile.json`` is sent last.
         """
         if uri_of(path) and isinstance(path, str):
             from placer.data.files.staging import Staging
@@ -218,16 +217,16 @@ class Profile(Summarized):
 
     @property
     def reference(self) -> str:
-        """What a plan is to name: its folder, an absolute path or a URI, or else its source."""
+        """The text by which plans name this profile: its folder or URI, or else its source."""
         return self.source if self.folder is None else str(self.folder)
 
     def sampling_error(self, table: str, share: float = 0.5) -> float:
-        """Standard error of the share of lookups in the rows that take `share` of them.
+        """Return the standard error of `share`, the share of lookups in a set of rows.
 
-        Of a sampled log: binomial over the lookups that were read, with the finite
-        population correction √(1 − sampling). It tells the noise of the share of a *given*
-        set of rows; that the hottest rows of a sample are partly hot by chance adds a bias
-        upwards, which shrinks with the counts of the rows at the edge.
+        For a sampled log: binomial over the lookups that were read, with the finite population
+        correction √(1 − sampling). It is the noise for a *given* set of rows. The hottest rows of
+        a sample are partly hot by chance, which biases their share upwards; the bias shrinks as the
+        counts of the coldest of these rows grow.
         """
         lookups = self[table].lookups
         if lookups == 0:
@@ -265,7 +264,7 @@ def _merged(tables: Sequence[TableProfile], samples: int) -> TableProfile:
 
 
 def _check_alike(first: Profile, other: Profile) -> None:
-    """Refuse to merge profiles of other tables, of other features or of ids mapped otherwise."""
+    """Raise ProfileError if profiles differ in tables, features or mappings of ids."""
     pairs = zip_longest(first.tables, other.tables)
     different = [
         f"{_shown(one)} and {_shown(two)}" for one, two in pairs if _shown(one) != _shown(two)

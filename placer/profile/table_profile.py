@@ -1,4 +1,4 @@
-"""What a log says of one table, below `placer.Profile`, which is of all tables."""
+"""`TableProfile`: what a log says of one table. `placer.Profile` holds one for each table."""
 
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from placer.tables import Feature, Table
 
 @dataclass(frozen=True, slots=True)
 class FeatureCounts:
-    """What was counted of one feature, as integers, so that merging is exact."""
+    """Counts of one feature, as integers, so that merging is exact."""
 
     lookups: int = 0  # Ids read by the feature.
     bags: int = 0  # Samples whose bag was not empty.
@@ -33,14 +33,14 @@ class FeatureCounts:
 
 @dataclass(frozen=True, slots=True)
 class UnknownIds:
-    """Ids of a log that a vocabulary does not list: they share row 0, as if they were one id."""
+    """Counts of ids that a vocabulary does not list. They share row 0."""
 
     lookups: int = 0
-    # Different ones: exact up to 16,384, within 2% beyond. None where parts were merged.
+    # Distinct ids: exact below 16,384, else within about 2%. None if it is unknown after merging.
     ids: int | None = 0
 
     def __add__(self, other: "UnknownIds") -> "UnknownIds":
-        # How many ids two parts have in common is not known.
+        # Nobody knows how many of these ids two parts share.
         alone = [one.ids for one in (self, other) if one.lookups]
         ids = 0 if not alone else alone[0] if len(alone) == 1 else None
         return UnknownIds(self.lookups + other.lookups, ids)
@@ -48,28 +48,27 @@ class UnknownIds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableProfile:
-    """A table, how often its rows are read, and where that knowledge comes from.
+    """A table, how often its rows are read, and other measurements of its lookups.
 
     Attributes
     ----------
     table : Table
-        With features whose pooling factor and coverage are those of the log.
+        The table. Its features have the pooling factor and coverage of the log.
     cdf : AccessCdf
-        Share of lookups over ranks.
+        Share of lookups in the k hottest rows.
     counts : RowCounts or None
-        Exact access counts by id: they give the row order and can be merged. None for
-        published workloads, whose ids are taken to be ranks already.
+        Exact access counts by id. They give the row order and can be merged. None for
+        published workloads: their ids are taken to be ranks.
     features : mapping of feature name to FeatureCounts
         Empty for published workloads.
     zipf_exponent : float or None
-        For published workloads, the exponent that was assumed.
+        The exponent assumed for a published workload, else None.
     locality : tuple of WindowCounts
-        Distinct rows of consecutive samples; empty where nothing was measured.
+        Distinct rows in windows of consecutive samples; empty if they were not counted.
     unknown : UnknownIds or None
-        What a vocabulary did not know; None where ids are mapped otherwise.
+        Ids that the vocabulary does not list; None without a vocabulary.
     hit_rates : tuple of HitRate
-        Shares of lookups that fewer rows serve, given to ids as they come; empty where nothing was
-        measured.
+        Measured hit rates if the table grew, with fewer rows than ids; empty if not measured.
 
     Examples
     --------
@@ -104,12 +103,12 @@ class TableProfile:
     def counted(
         cls, table: Table, counts: RowCounts, features: dict[str, FeatureCounts]
     ) -> "TableProfile":
-        """Return a table's profile from exact counts, which give its CDF."""
+        """Return a table's profile from exact counts. The CDF is computed from them."""
         return cls(table, AccessCdf.from_counts(counts.counts, counts.rows), counts, features)
 
     @classmethod
     def zipf(cls, table: Table, exponent: float) -> "TableProfile":
-        """Return the profile of a table whose accesses follow Zipf's law; ids are ranks."""
+        """Return the profile of a table with accesses by Zipf's law. Its ids are ranks."""
         return cls(table, zipf_cdf(table.rows, exponent), zipf_exponent=exponent)
 
     @property
@@ -119,19 +118,19 @@ class TableProfile:
 
     @property
     def lookups(self) -> int:
-        """Lookups that were counted."""
+        """Number of lookups that were counted; 0 without counts."""
         return self.counts.total if self.counts is not None else 0
 
     @property
     def unknown_share(self) -> float | None:
-        """Share of the lookups whose ids the vocabulary does not list; None without one."""
+        """Share of lookups with ids that the vocabulary does not list; None if unknown."""
         if self.unknown is None or not self.lookups:
             return None
         return self.unknown.lookups / self.lookups
 
     @property
     def unknown_id_share(self) -> float | None:
-        """Share of the different ids that were read which it does not list; None if not known."""
+        """Share of distinct ids that the vocabulary does not list; None if unknown."""
         if self.unknown is None or self.unknown.ids is None or self.counts is None:
             return None
         listed = int(np.count_nonzero(self.counts.ids))
@@ -139,13 +138,13 @@ class TableProfile:
         return self.unknown.ids / every if every else None
 
     def expected_unique(self, samples: int) -> float:
-        """Return expected distinct rows that a step of `samples` samples touches."""
+        """Return the expected number of unique rows of a step of `samples` samples."""
         return self.unique(samples * self.table.lookups_per_sample)
 
     def draws_of(self, lookups: float) -> float:
-        """Return independent draws that read as many distinct rows as so many consecutive lookups.
+        """Return the number of independent draws with the unique rows of `lookups` in a row.
 
-        With sessions and fashions they are fewer: a row that is read is read again soon.
+        In logs with locality it is smaller than `lookups`: a row that is read is soon read again.
         """
         known = self._draws.get(lookups)
         if known is None:
@@ -153,10 +152,10 @@ class TableProfile:
         return known
 
     def unique_at_ranks(self, lookups: float) -> Float:
-        """Return expected distinct rows before each rank of the CDF in a step of `lookups`.
+        """Return the expected unique rows before each rank of the CDF in a step; shape (m + 1,).
 
-        A row of probability p is touched with 1 − (1 − p)^d, where d is `draws_of` the lookups, but
-        no more often than it is read. Shape (m + 1,).
+        A row of probability p is touched with probability 1 − (1 − p)^d, with d = `draws_of`
+        `lookups`, but at most with its expected number of reads.
         """
         draws = self.draws_of(lookups)
         touched = self.cdf.unique_at_ranks(draws)
@@ -166,5 +165,5 @@ class TableProfile:
         return np.concatenate(([0.0], np.cumsum(np.minimum(np.diff(touched), most))))
 
     def unique(self, lookups: float) -> float:
-        """Return expected distinct rows of the table in a step of `lookups` lookups."""
+        """Return the expected number of unique rows in a step of `lookups` lookups."""
         return float(self.unique_at_ranks(lookups)[-1])

@@ -1,4 +1,4 @@
-"""Tables, JSON and CSV from values; for the command line and the reports of higher layers."""
+"""Reports: show values as tables, JSON and CSV, for the command line and higher layers."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a command prints: results on stdout, notes and progress on stderr."""
+"""Print for commands: results on stdout, notes and progress on stderr."""
 
 import json
 import os
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from placer.training.loop import TrainResult
 
 Update = Callable[..., None]
-"""Moves a progress bar: how much is done, of how much or None, and a remark to show beside it."""
+"""Updates a progress bar: amount done, total or None, and a remark to show beside it."""
 
 
 _quiet = False
 
 
 def set_quiet(quiet: bool) -> None:
-    """Leave out notes and progress from now on; errors and results are printed all the same."""
+    """Print no notes and progress from now on if `quiet`, only errors and results."""
     global _quiet
     _quiet = quiet
 
@@ -45,7 +45,7 @@ def print_seconds(seconds: float) -> None:
 
 
 def print_stderr(text: str, style: str = "dim") -> None:
-    """Print a line on stderr as it is: not wrapped, no markup in brackets, no emoji in colons."""
+    """Print a line on stderr unchanged: without wrapping, markup or emoji codes."""
     if _quiet and style == "dim":
         return
     console = Console(stderr=True, highlight=False, emoji=False)
@@ -60,7 +60,7 @@ def print_title(text: str) -> None:
 
 @contextmanager
 def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
-    """Show a progress bar on stderr, on a terminal only; yield how to move it."""
+    """Show a progress bar on stderr if it is a terminal; yield the function that updates it."""
     console = Console(stderr=True)
     hidden = not shown or _quiet or not console.is_terminal
     remarks = TextColumn("{task.description}")
@@ -76,9 +76,10 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
 
 @contextmanager
 def stoppable() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end a search with its best plan so far; a second one acts as usual.
+    """Let Ctrl-C end a search with its best plan so far. A second Ctrl-C acts as usual.
 
-    Yields what a search asks whether to stop. All later searches stop at once, too.
+    Yield a function that returns whether to stop, for searches to call. After Ctrl-C, later
+    searches stop at once, too.
     """
     with deferred_interrupt() as interrupt:
         yield lambda: interrupt.requested
@@ -93,8 +94,8 @@ def print_report(shown: Report, output: str = "table") -> None:
     elif output == "csv":
         sys.stdout.write(shown.to_csv())
     else:
-        # Off a terminal there is no width to fit, unless COLUMNS says one, which rich reads: a log
-        # or a pager keeps every column.
+        # Without a terminal, use a fixed width, so that logs and pagers get every column. If
+        # COLUMNS is set, rich uses it.
         console = Console(emoji=False)
         fits = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
         console = console if fits else Console(width=160, emoji=False)
@@ -109,9 +110,9 @@ def print_training(
     checkpoints: Path | None,
     planned: Mapping[str | None, float] | None,
 ) -> None:
-    """Print what a training run did, and which of what was asked for it did not.
+    """Print the results of a training run, and notes on requests that it did not fulfil.
 
-    `planned` has the shares of lookups from HBM that the plan counts on, see `hit_rate_report`.
+    `planned` has the shares of lookups from HBM that the plan expects; see `hit_rate_report`.
     """
     if trace is not None and result.trace is None:
         print_stderr(f"no trace: it begins after {trace.warm_up} steps, and the run ended before")
@@ -147,7 +148,7 @@ def print_training(
 def print_violations(
     broken: "Sequence[Violation]", plan: "Plan", sound: str, meets: str, output: str = "table"
 ) -> None:
-    """Print what makes a plan unsound, or that nothing does."""
+    """Print the rules that a plan breaks, or that it is sound."""
     rows: list[Row] = [{"rule": v.rule, "where": v.where, "message": v.message} for v in broken]
     if output == "csv":
         sys.stdout.write(rows_to_csv(rows) or "rule,where,message\n")
@@ -169,19 +170,19 @@ def print_violations(
 
 
 def readable(value: Any) -> str:
-    """Show a value of a result: whole numbers grouped, others to five digits."""
+    """Format a value of a result: integers with thousands separators, floats to five digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return {True: "yes", False: "no"}.get(value, str(value))
     return f"{value:,}" if isinstance(value, int) else significant(value, 5)
 
 
 def draw(draws: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:
-    """Write a picture, if one is asked for, and say so."""
+    """Draw a picture into `file`, if it is given, and print a note."""
     if file is not None:
         draws(drawn, file)
         print_stderr(f"picture written to {file}")
 
 
 def this_command() -> str:
-    """Return the command line that runs, as a shell takes it."""
+    """Return the running command line, quoted for a shell."""
     return shlex.join(["placer", *sys.argv[1:]])

@@ -1,4 +1,4 @@
-"""Turns every error of a command into one line."""
+"""Turn every error of a command into one line."""
 
 import contextlib
 import errno
@@ -13,22 +13,22 @@ from placer.errors import PlacerError
 from placer.report.plain import shortened
 
 _LEFT_OUT = {"torch": "PyTorch", "pyarrow": "Apache Arrow"}
-"""Libraries that planning does without, by the name that pip knows them by."""
+"""By pip's name, libraries that are not needed for planning."""
 
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr and status 1, whatever is raised; 130 at Ctrl-C.
+    """End the process with one line on stderr and status 1 at any error; with 130 at Ctrl-C.
 
-    Errors of placer's own say all there is to say. Of others the traceback goes to a file, which
-    the line names; with ``PLACER_DEBUG`` set they are raised as they are. Errors of the command
-    line itself, and ends on purpose, pass.
+    For a `PlacerError`, the line is its message. For other errors, the traceback goes to a file
+    that the line names; if ``PLACER_DEBUG`` is set, they are raised unchanged. Errors of click and
+    `SystemExit` pass unchanged.
     """
-    # They are None where the process was started with them closed.
+    # They are None if the process was started with them closed.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # A terminal may lack characters, and names of files may hold bytes that are no text.
+        # A terminal may lack characters, and names of files may have bytes that are not text.
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
@@ -48,9 +48,9 @@ def one_line_errors() -> Iterator[None]:
         _end(f"this needs {_LEFT_OUT[name]}, which is not installed here: pip install {name}")
     except OSError as error:
         if error.errno == errno.EPIPE:
-            raise  # Whoever reads has enough, as `head` has.
+            raise  # The reader has enough, as `head` does.
         if error.errno == errno.ENOSPC and error.filename is None:
-            with contextlib.suppress(OSError, ValueError):  # Else the last flush fails again.
+            with contextlib.suppress(OSError, ValueError):  # Else the last flush fails, too.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             _end(f"cannot write the result: {error.strerror}")
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):

@@ -1,4 +1,4 @@
-"""What is to be placed, and where: profiles, workloads, the memory of tables, machines."""
+"""Reports of inputs: profiles, workloads, memory of tables, and machines."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,16 +20,16 @@ from placer.workloads import named_workload, workload_titles
 
 MOST_TABLES, MOST_DEVICES = 60, 18
 _MANY_TIMES, _MANY_ROWS = 10, 1000
-"""Rows for each one that is read, and rows, from which on a table is wasteful."""
+"""A table is wasteful with more than this many rows per row that is read, and in total."""
 
 
 def profile_report(
     profile: Profile, batch_size: int = 8192, *, ids_in_use: Mapping[str, WorkingSet] | None = None
 ) -> Report:
-    """Report one row per table: its size, how it is read, and how skewed that is.
+    """Report a row for each table: its size, its lookups, and their skew.
 
-    A step of `batch_size` samples touches so many distinct rows; `ids_in_use` is what windows of
-    the log read, by table.
+    Unique rows are counted for a step of `batch_size` samples. `ids_in_use` has the working set of
+    each table, from windows of the log.
     """
     tables = list(profile)
     shown = None if len(tables) <= MOST_TABLES else MOST_TABLES
@@ -77,7 +77,7 @@ def profile_report(
 
 
 def unknown_words(profile: Profile) -> str:
-    """Say which lookups a vocabulary did not know; say nothing if there are none."""
+    """Return a sentence on lookups with ids that vocabularies do not know, or ""."""
     shares = {table.name: table.unknown_share or 0.0 for table in profile}
     worst = sorted((name for name in shares if shares[name]), key=lambda name: -shares[name])
     if not worst:
@@ -91,7 +91,7 @@ def unknown_words(profile: Profile) -> str:
 
 
 def unread_words(profile: Profile) -> str:
-    """Say which tables have many more rows than were read, as their ids are rows."""
+    """Return a sentence on tables with ids as rows, most of which are never read, or ""."""
     kinds = {} if profile.encoding is None else profile.encoding.mappings
     found = []
     for table in profile:
@@ -121,14 +121,14 @@ def _table_row(profile: TableProfile, batch_size: int) -> Row:
         "size_bytes": table.total_bytes,
         "features": len(table.features),
         "lookups_per_sample": lookups,
-        # Over all bags of all features that read the table.
+        # Averages over all bags of all features that read the table.
         "pooling_factor": form.ratio(lookups, covered),
         "coverage": form.ratio(covered, len(table.features)),
         "rows_read": None if profile.counts is None else int(profile.counts.ids.size),
         "top_1_percent_share": float(cdf.share(max(1.0, 0.01 * table.rows))) if lookups else None,
         "top_10_percent_share": float(cdf.share(max(1.0, 0.1 * table.rows))) if lookups else None,
         "unique_rows": profile.expected_unique(batch_size),
-        # Where windows of the log were counted, beside what independent draws would read.
+        # For comparison with measured windows: what independent draws would read.
         "unique_rows_of_draws": cdf.unique(batch_size * lookups) if profile.locality else None,
         "unknown_share": profile.unknown_share,
         "unknown_id_share": profile.unknown_id_share,
@@ -137,10 +137,10 @@ def _table_row(profile: TableProfile, batch_size: int) -> Row:
 
 
 def _ids_in_use(working_sets: Mapping[str, WorkingSet]) -> Section:
-    """Report how many ids windows read, and what share of lookups fewer rows would serve."""
+    """Report the distinct ids of windows, and hit rates with fewer rows."""
     rows: list[Row] = []
-    for name, found in working_sets.items():  # What follows the shares is for plans.
-        # A part of a window reads fewer ids; it counts where there is no other.
+    for name, found in working_sets.items():  # `SHARES` come first; other hit rates are for plans.
+        # Leave out an incomplete window, which reads fewer ids, unless it is the only one.
         read = found.distinct_of_windows[: max(1, found.whole_windows)]
         later = found.unknown_of_windows[1 : max(2, found.whole_windows)]
         rates = zip(SHARES * 2, found.hit_rates, strict=False)
@@ -181,7 +181,7 @@ def _range(rates: tuple[float, float]) -> str:
 
 
 def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[str]:
-    """Say how many keys each table that grows has rows for, and the hit rate that is predicted."""
+    """Yield a sentence on each growing table: its capacity, and its predicted hit rate."""
     for name, how in growing.items():
         predicted = ""
         if profile[name].hit_rates:
@@ -193,10 +193,10 @@ def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[
 
 
 def workloads_report() -> Report:
-    """Report the named workloads and their sizes."""
+    """Report the named workloads with their sizes."""
     rows = []
     for name, title in workload_titles().items():
-        # A name with a parameter stands for a family, which has no size of its own.
+        # A name with a parameter stands for a family, which has no size.
         sizes: Row = dict.fromkeys(("tables", "rows", "size_bytes", "lookups_per_sample"))
         if "[" not in name:
             profile = named_workload(name)
@@ -221,10 +221,10 @@ def workloads_report() -> Report:
 
 
 def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int = 0) -> Report:
-    """Return the bytes of weights and optimizer state for each dtype and optimizer.
+    """Report the bytes of weights and optimizer state for each dtype and optimizer.
 
-    `source` says what the tables are of, for people. Of the `dense_parameters` beside them, in
-    float32 with Adam, each takes 16 bytes in training.
+    `source` names the origin of the tables, for people. Each of the `dense_parameters` takes 16
+    bytes in training with float32 and Adam.
     """
     found = []
     for dtype, optimizer in itertools.product(DTYPE_BYTES, OPTIMIZERS):
@@ -249,7 +249,7 @@ def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int 
 
 
 def topology_report(topology: Topology) -> Report:
-    """Report devices with their budgets and bandwidths, and the source of each constant."""
+    """Report devices with memory budgets and bandwidths, and the source of each constant."""
     with_gpus, without = len(topology.hosts) - len(topology.servers), len(topology.servers)
     of_gpus = f"{counted(len(topology.gpus), 'GPU')} in {counted(with_gpus, 'host')}"
     headline = [of_gpus + (f", and {counted(without, 'host')} without GPUs" if without else "")]

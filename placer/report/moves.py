@@ -1,4 +1,4 @@
-"""`placer diff` and `placer reshard`: what moves from one plan to the next, and what stays."""
+"""Reports of `placer diff` and `placer reshard`: rows that move to another plan, or stay."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
     from placer.training.growing import Grown
 
 MOST_ROWS = 20
-"""Tables and moves that a table shows."""
+"""Most tables and moves that are printed."""
 
 
 def diff_report(diff: PlanDiff) -> Report:
-    """Report kinds of moves, tables and moves from device to device, most bytes first."""
+    """Report moves by kind, by table and by device, most bytes first."""
     old, new = diff.old, diff.new
     share = diff.changed_cells / diff.compared_cells if diff.compared_cells else 0.0
     statuses = Counter(table.status for table in diff.tables)
@@ -64,7 +64,7 @@ def diff_report(diff: PlanDiff) -> Report:
 
 
 def _tables(tables: Iterable[TableDiff]) -> Section:
-    # What cannot be compared first: it is what nobody should overlook.
+    # Put tables that cannot be compared first, so that nobody overlooks them.
     first = {"reshaped": 0, "removed": 1, "added": 2}
 
     def words(table: TableDiff) -> str:
@@ -86,7 +86,7 @@ def _tables(tables: Iterable[TableDiff]) -> Section:
 
 
 def changed_share(table: TableDiff) -> float:
-    """Return the share of a table's rows × columns that get another device or tier."""
+    """Return the share of a table's rows × columns that move to another device or tier."""
     return table.changed_cells / table.cells if table.cells else 0.0
 
 
@@ -130,12 +130,12 @@ _ENDS = Column("from", "from"), Column("to", "to"), Column("kind", "kind", spare
 
 
 def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Report:
-    """Return bytes by device, and of files where there are some."""
+    """Report the bytes that move by device, and the files that were written, if any."""
     try:
         way = migration(difference)
         waits = f", waiting for {way.waits_for}" if way.waits_for else ""
         time = f": {format_seconds(way.seconds)} over the machine's links{waits}"
-    except TopologyError:  # Rows move between hosts that no link joins, and so by files alone.
+    except TopologyError:  # No link joins the hosts, so rows move in files only.
         way, time = None, ", between hosts that no network link joins"
     facts: dict[str, Any] = {
         "kept_bytes": difference.kept_bytes,
@@ -163,7 +163,7 @@ def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Re
 
 
 def grown_report(tables: "Iterable[Grown]") -> Report:
-    """Return rows of each table that were carried over, are new, or were left out."""
+    """Report for each table how many rows were kept, are new, or were dropped."""
     kinds = columns(table="table", kept_rows="kept", new_rows="new", dropped_rows="dropped")
     section = table_of(map(asdict, tables), "tables", "Rows by table", *kinds)
     return Report("Tables with other rows", (section,), {}, ())

@@ -1,7 +1,7 @@
-"""What pictures and pages of reports have in common: colours, formats, and how a panel looks.
+"""Colours, formats and panel styles that pictures and pages of reports share.
 
-The colours are those of Okabe and Ito, "Color Universal Design" (2008), which people with any kind
-of colour vision tell apart; https://jfly.uni-koeln.de/color/.
+The colours are from Okabe and Ito, "Color Universal Design" (2008). People with any kind of colour
+vision can tell them apart; https://jfly.uni-koeln.de/color/.
 """
 
 import os
@@ -21,16 +21,16 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#F0E442", "#8A94A0"
 
 SERIES = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW, GREY)
-"""In the order in which pictures take them; the last one stands for black."""
+"""Colours of series, in order of use. Grey stands for black."""
 
 HBM, DRAM = BLUE, ORANGE
 STEP, BOUND = BLUE, VERMILION
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-"""Of matplotlib, one for each of `SERIES`."""
+"""Matplotlib's marker for each colour of `SERIES`."""
 
 INK, MUTED, FAINT = "#1f2933", "#6b7785", "#d5dbe1"
-"""Text, text beside it, and lines, on white."""
+"""Colours of text, of secondary text, and of lines, on white."""
 
 
 @contextmanager
@@ -41,12 +41,12 @@ def picture(
     font_size: int = 10,
     dpi: int = 160,
 ) -> "Iterator[Figure]":
-    """Yield an empty figure, and write it to a file when the block ends.
+    """Yield an empty matplotlib figure, and write it to a file when the block ends.
 
-    The file's ending chooses png, pdf or svg. Neither a display nor pyplot is needed.
+    The file's ending chooses png, pdf or svg. It needs neither a display nor pyplot.
 
-    Raises a `BackendError` if matplotlib is missing, and a `PlacerError` if the ending is another
-    one, or the file cannot be written.
+    Raises `BackendError` if matplotlib is missing, and `PlacerError` if the file has another ending
+    or cannot be written.
     """
     suffix = Path(path).suffix.lower().removeprefix(".")
     if suffix not in ("png", "pdf", "svg"):
@@ -66,7 +66,7 @@ def picture(
 
 
 def plain_grid(panel: "Axes", **style: Any) -> None:
-    """Leave faint lines behind what is drawn on a panel, and no frame or ticks."""
+    """Give a panel faint grid lines in the background, and remove its frame and ticks."""
     panel.tick_params(length=0, colors=MUTED, which="both")
     for side in panel.spines.values():
         side.set_visible(False)

@@ -1,16 +1,16 @@
-"""Makes text harmless for a terminal, and short enough to read."""
+"""Make text safe for a terminal, and short enough to read."""
 
 import re
 
 MOST_CHARACTERS = 1500
-"""Longest message: names and values of files may have any length."""
+"""Longest message. Names and values in files may have any length."""
 _KEPT_AT_END = 400
-# All but tabs and line ends: a terminal takes some for commands, and others turn text around.
+# Control characters except tabs and line ends: terminals obey some, and others reverse text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def plain(text: str) -> str:
-    r"""Write out control characters: names in files may hold some.
+    r"""Escape control characters, which names in files may contain.
 
     >>> plain("C1\x1b[2J")
     'C1\\x1b[2J'
@@ -19,7 +19,7 @@ def plain(text: str) -> str:
 
 
 def plain_line(text: str) -> str:
-    r"""Write out control characters, line ends and tabs, so that text is one line.
+    r"""Escape control characters, line ends and tabs, so that the text is one line.
 
     >>> plain_line("C1\x1b\n=cmd()")
     'C1\\x1b\\n=cmd()'
@@ -28,7 +28,7 @@ def plain_line(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """Cut a message to a readable length, in one line: its beginning and its end.
+    """Shorten a message to one readable line that has its beginning and its end.
 
     >>> len(shortened("a" * 10_000))
     1500

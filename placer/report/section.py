@@ -1,6 +1,6 @@
-"""What every report is made of: rows of plain values, shown as a table, JSON or CSV.
+"""`Report`, `Section` and `Column`: rows of plain values, shown as a table, JSON or CSV.
 
-There is one source of rows, with units in the keys; a table formats them for people.
+All three show the same rows, with units in their keys. A table formats the values for people.
 """
 
 import csv
@@ -27,7 +27,7 @@ _GAP = 2
 
 
 def text(value: Any) -> str:
-    """Show a text as it is, but for what a terminal would take for a command."""
+    """Return a value as text in one line, with control characters escaped."""
     return plain_line(str(value))
 
 
@@ -35,7 +35,7 @@ size, seconds, share, number = format_bytes, format_seconds, format_share, signi
 
 
 def count(value: float) -> str:
-    """Show a count: ``1,234``, ``40.0 M``."""
+    """Format a count: ``1,234``, ``40.0 M``."""
     for scale, unit in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= scale:
             return f"{value / scale:,.1f} {unit}"
@@ -43,19 +43,19 @@ def count(value: float) -> str:
 
 
 def rate(value: float) -> str:
-    """Show bytes per second in decimal units, as vendors do."""
-    if value >= 0.9995e12:  # What rounds to 1,000 is one of this unit.
+    """Format bytes per second in decimal units, as vendors do."""
+    if value >= 0.9995e12:  # 999.5 GB/s and more round to 1 TB/s.
         return f"{significant(value / 1e12)} TB/s"
     return f"{significant(value / 1e9)} GB/s"
 
 
 def times(value: float) -> str:
-    """Show a ratio: ``1.25x``."""
+    """Format a ratio: ``1.25x``."""
     return f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
 def fraction(value: float) -> str:
-    """Show two decimals."""
+    """Format a number with two decimals."""
     return f"{value:.2f}"
 
 
@@ -70,17 +70,17 @@ UNITS: Mapping[str, Callable[[Any], str]] = {
     "rows": count,
     "lookups": count,
 }
-"""How values are shown whose keys end so, the longest ending first."""
+"""Formats of values by the ending of their key. The first ending that matches counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: the key of its values, its heading and how values are shown.
+    """A column of a table: the key of its values, its heading, and the format of values.
 
-    Without a heading it is in JSON and CSV alone. Values are shown by the unit that ends their key,
-    see `UNITS`, else as text, unless `show` says how. `of` takes the value from what a row is
-    about, see `table_of`. `wraps` marks prose, which may take several lines where the terminal is
-    narrow, and `spare` a column that is left out there, the last one first.
+    A column without a heading is only in JSON and CSV. `show` formats values; by default the
+    ending of the key chooses the format (see `UNITS`), or else values are text. `of` computes the
+    value from a row's object; see `table_of`. On a narrow terminal, a column that `wraps` takes
+    several lines, and `spare` columns are left out, the last one first.
     """
 
     key: str
@@ -92,7 +92,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Text is aligned left, numbers right."""
+        """Whether the column is text, which is aligned left. Numbers are aligned right."""
         return self._shows is text
 
     @property
@@ -101,19 +101,19 @@ class Column:
         return self.show or next(by_unit, text)
 
     def cell(self, row: Row) -> str:
-        """Return the value of a row for people."""
+        """Return the formatted value of a row."""
         value = row[self.key]
         return "–" if value is None else plain_line(self._shows(value))
 
     def least_width(self, cells: Sequence[str]) -> int:
-        """Return the narrowest that the column can be shown without cutting a word."""
+        """Return the least width that does not break a word."""
         words = [plain_line(self.title or ""), *cells]
         if self.wraps:
             words = [part for cell in words for part in cell.split()]
         return max(cell_len(word) for word in words)
 
     def value(self, about: Any, place: int) -> Any:
-        """Return its value of what a row is about, see `table_of`; `place` is its number."""
+        """Return the column's value for a row's object; `place` is its position in a tuple."""
         if self.of is not None:
             return self.of(about)
         if isinstance(about, Mapping):
@@ -122,7 +122,7 @@ class Column:
 
 
 def columns(show: Callable[[Any], str] | None = None, /, **headings: str | None) -> list[Column]:
-    """Return columns by their keys and headings, all shown in one way; see `Column`.
+    """Return columns by their keys and headings, all with the same format; see `Column`.
 
     >>> [column.title for column in columns(device="device", total_bytes="in all")]
     ['device', 'in all']
@@ -132,7 +132,7 @@ def columns(show: Callable[[Any], str] | None = None, /, **headings: str | None)
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A sentence that takes several lines where it has to, none of which ends before a unit."""
+    """A sentence that wraps into lines if needed, but never between a number and its unit."""
 
     words: str
 
@@ -145,16 +145,16 @@ class Prose:
 
 
 _JOINER = "\ue000"
-"""Of no meaning (private use area), and no white space."""
+"""A character that has no meaning (private use area) and is not white space."""
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[KMGT]iB|[GT]B/s|B|[um]?s|min|h|[GM])\b)")
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled list of rows; its name is its key in JSON.
+    """A titled list of rows. Its name is its key in JSON.
 
-    Rows are values that JSON has too, None where there is none. A table shows the columns, though
-    rows may hold more, and the first `shown` rows, by default all; its note says their `order`.
+    Rows have JSON values, and None for missing ones. A table shows only `columns`, even if rows
+    have more keys, and only the first `shown` rows, by default all. A note states their `order`.
     """
 
     name: str
@@ -165,7 +165,7 @@ class Section:
     order: str = ""
 
     def columns_in(self, rows: Sequence[Row]) -> list[Column]:
-        """Return the columns in which at least one of the rows has a value other than zero."""
+        """Return the columns with a nonzero value in at least one row."""
         return [one for one in self.columns if any(row[one.key] for row in rows)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -200,8 +200,8 @@ def table_of(
 ) -> Section:
     """Make a section with one row for each value.
 
-    A column says by `of` how to take its cell from the value. Else it is the value's attribute, or
-    of a mapping the entry, that the column's key names; a plain tuple has the cells in order.
+    A column's `of` computes its cell from the value. By default the cell is the value's attribute,
+    or a mapping's entry, with the column's key. A plain tuple has the cells in order.
 
     >>> real, doubled = Column("real", "n"), Column("doubled", of=lambda one: 2 * one)
     >>> section = table_of([1, 2], "numbers", "Numbers", real, doubled)
@@ -216,7 +216,7 @@ def table_of(
 
 
 def ratio(part: float | None, whole: float | None) -> float | None:
-    """Return a part of a whole; None where either is unknown or the whole is zero."""
+    """Return ``part / whole``; None if either is None or the whole is zero."""
     return part / whole if part is not None and whole else None
 
 
@@ -226,9 +226,9 @@ def _blocks(
     widths: Mapping[str, int],
     most: int,
 ) -> list[list[Column]]:
-    """Divide columns into several tables where one would be too wide for whole numbers.
+    """Divide columns into several tables if one would be too wide.
 
-    Each begins with the columns that tell its rows apart.
+    Each table begins with the columns that identify its rows.
     """
     names = _names_of_rows(columns, cells)
     if _width(names, widths) > most // 2:
@@ -244,7 +244,7 @@ def _blocks(
 def _names_of_rows(
     columns: Sequence[Column], cells: Mapping[str, Sequence[str]]
 ) -> Sequence[Column]:
-    """Return the first columns that no two rows have in common; the first one where all do not."""
+    """Return the fewest first columns that identify rows; if none do, only the first column."""
     for last in range(1, len(columns) + 1):
         rows = list(zip(*(cells[column.key] for column in columns[:last]), strict=True))
         if len(set(rows)) == len(rows):
@@ -264,7 +264,7 @@ def _table(
     table = Table(title=heading, title_justify="left", box=None, padding=padding, pad_edge=False)
     for column in columns:
         justify: JustifyMethod = "left" if column.is_text else "right"
-        # A name that is wider than the terminal takes several lines, numbers never.
+        # Names wider than the terminal wrap into several lines; numbers never do.
         wraps = column.wraps or (column.is_text and not fits)
         words = Text(plain_line(column.title or ""))
         table.add_column(words, justify=justify, no_wrap=not wraps, overflow="fold")
@@ -275,7 +275,7 @@ def _table(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Facts by name, as JSON has them, and sections; for people the `headline` has the facts."""
+    """Facts by name for JSON, a `headline` that states them for people, and sections."""
 
     title: str
     sections: tuple[Section, ...]
@@ -283,27 +283,27 @@ class Report:
     headline: tuple[str, ...] = ()
 
     def renderable(self) -> Group:
-        """Return what ``rich.print`` or a Console shows."""
+        """Return an object that ``rich.print`` or a Console can show."""
         title = Text(plain_line(self.title), style="bold")
         prose = (Prose(plain_line(line)) for line in self.headline)
         tables = (part for one in self.sections if one.rows for part in (Text(""), one))
         return Group(title, *prose, *tables)
 
     def to_json(self) -> dict[str, Any]:
-        """Facts, and rows under their section's name: values that `json.dumps` takes."""
+        """Return facts, and rows by section's name, as values for `json.dumps`."""
         return {
             **self.facts,
             **{section.name: [dict(row) for row in section.rows] for section in self.sections},
         }
 
     def section(self, name: str) -> Section | None:
-        """Return the section of a name, None if there is none."""
+        """Return the section called `name`, or None."""
         return next((one for one in self.sections if one.name == name), None)
 
     def to_csv(self) -> str:
-        """Return the rows of all sections, with their keys as header.
+        """Return the rows of all sections as CSV, with their keys as the header.
 
-        Of several sections, a first column ``section`` names that of a row.
+        With several sections, a first column ``section`` has the name of each row's section.
         """
         if len(self.sections) == 1:
             return rows_to_csv(self.sections[0].rows)
@@ -312,7 +312,7 @@ class Report:
 
 
 def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Group values by a key, in the order in which keys come first.
+    """Group values by key, in the order of each key's first appearance.
 
     >>> grouped([1, 2, 3], lambda n: n % 2)
     {1: [1, 3], 0: [2]}
@@ -324,15 +324,15 @@ def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def attributes(value: object, *names: str) -> dict[str, Any]:
-    """Return a row, or the start of one: attributes of a value under their own names."""
+    """Return attributes of a value by name, to make a row or a part of one."""
     return {name: getattr(value, name) for name in names}
 
 
 def rows_to_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV, with a column for each key of any row; values that are missing are empty.
+    """Return rows as CSV, with a column for each key of any row. Missing values are empty.
 
-    A text that a spreadsheet would take for a formula has an apostrophe before it, which
-    spreadsheets do not show. Control characters are written out.
+    A text that a spreadsheet would take for a formula gets an apostrophe first, which spreadsheets
+    do not show. Control characters are escaped.
     """
     buffer = io.StringIO()
     if rows:

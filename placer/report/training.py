@@ -1,4 +1,4 @@
-"""`placer train`: what a run did, which memory served it, and where the time of a step went."""
+"""Reports of `placer train`: figures of a run, lookups by memory, and phases of a step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
 
 
 def train_values(result: "TrainResult") -> dict[str, Any]:
-    """Return the figures of a run by name."""
+    """Return the figures of a run, by name."""
     names = ("steps", "samples", "unlabelled_samples", "train_s", "read_s", "samples_per_s")
     values = attributes(result, *names, "step_s", "planned_step_s")
     if result.planned_on is not None and result.planned_step_s is not None:
@@ -37,7 +37,7 @@ def train_values(result: "TrainResult") -> dict[str, Any]:
 def training_reports(
     result: "TrainResult", planned: Mapping[str | None, float]
 ) -> dict[str, Report]:
-    """Return the tables of a run, by name: those that there are."""
+    """Return the reports of a run by name: keys, hit rates and trace, if it has them."""
     reports = {}
     if result.keys:
         reports["keys"] = Report("Tables that grow", (keys_section(result.keys),))
@@ -49,7 +49,7 @@ def training_reports(
 
 
 def parity_lines(parity: "ParityResult") -> Iterator[str]:
-    """Yield the losses of the placed and the unplaced model, and whether they are equal."""
+    """Yield lines with the losses of the placed and unplaced model, and whether they are equal."""
     yield f"{'step':>6} {'placed':>10} {'unplaced':>10} {'difference':>11}"
     for step in sorted({*range(0, parity.steps, max(1, parity.steps // 10)), parity.steps - 1}):
         placed, unplaced = parity.placed_losses[step], parity.unplaced_losses[step]
@@ -68,7 +68,7 @@ def parity_lines(parity: "ParityResult") -> Iterator[str]:
 
 
 def pilot_report(candidates: Sequence["Candidate"]) -> Report:
-    """Report AUC and log loss of each candidate beside those of float32, which is the first."""
+    """Report AUC and log loss of each candidate. The first candidate is float32."""
     usual = candidates[0]
     within = [one.name for one in candidates[1:] if one.is_within_spread(usual)]
     runs = [
@@ -109,10 +109,10 @@ def _digits(value: float) -> str:
 
 
 def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> Report:
-    """Report lookups by the memory that held their rows when a step asked for them.
+    """Report lookups by the memory that held their rows when a step read them.
 
-    `planned` has the shares from HBM that the plan counts on, where they are known: of each table,
-    and under None of all.
+    `planned` has the shares of lookups from HBM that the plan expects, if they are known: by table,
+    and for all tables under None.
     """
     cache = rates.row_cache
     served = {
@@ -152,7 +152,7 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
 
 
 def keys_section(counts: "Mapping[str, KeyCounts]") -> Section:
-    """List the hits, misses and evictions of each table that grows."""
+    """Return a section with the hits, misses and evictions of each growing table."""
     names = ("hits", "misses", "waiting", "refused", "admitted", "evicted", "expired", "live")
     return table_of(
         ({"table": table, **attributes(one, "hit_rate", *names)} for table, one in counts.items()),
@@ -165,7 +165,7 @@ def keys_section(counts: "Mapping[str, KeyCounts]") -> Section:
 
 
 def trace_report(summary: "TraceSummary") -> Report:
-    """Report phases of a traced step."""
+    """Report the phases of a traced step."""
     step_s = summary.step_s
     phases = table_of(
         summary.phases,

@@ -1,4 +1,4 @@
-"""What the simulator counts in a step, part by part."""
+"""Counts of the simulator: of a step or of many, by part, table and process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -12,23 +12,23 @@ Int = npt.NDArray[np.int64]
 ExchangeKind = Literal[
     "lengths", "ids", "outputs", "gradients", "replica counts", "replicas", "rows"
 ]
-"""What processes send each other: lengths of bags; ids; pooled rows; their gradients; how many
-replicated rows follow, and their summed gradients; Σ g² of column-sliced rows."""
+"""Kinds of data that processes send each other: lengths of bags; ids; pooled rows; their gradients;
+counts of replicated rows, and the summed gradients of these rows; Σ g² of column-sliced rows."""
 
 EXCHANGE_KINDS: tuple[ExchangeKind, ...] = get_args(ExchangeKind)
 
 
 @dataclass(frozen=True, eq=False)
 class _Counts:
-    """Arrays of counts of one shape."""
+    """Arrays of counts with equal shapes."""
 
     @classmethod
     def zeros(cls, *shape: int) -> Self:
-        """Return all counts zero."""
+        """Return counts that are all zero."""
         return cls(*(np.zeros(shape, dtype=np.int64) for _ in fields(cls)))
 
     def __add__(self, other: Self) -> Self:
-        """Return sums of both counts."""
+        """Return the sum of both counts."""
         return type(self)(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )
@@ -38,63 +38,62 @@ class _Counts:
 class PartCounts(_Counts):
     """Counts of one step, or of many; int64 arrays of shape (parts,)."""
 
-    # Lookups, and the distinct rows among them.
+    # Lookups, and distinct rows that they read.
     lookups: Int
     rows: Int
-    # Those whose row had a copy in HBM before the step; of staged and cached parts alone.
+    # For staged and cached parts: lookups and rows with a copy in HBM before the step.
     hit_lookups: Int
     hit_rows: Int
     staged_rows: Int  # Rows that were copied to HBM.
-    # Of staged and cached parts: those that got no entry and were read where they are.
+    # For staged and cached parts: lookups and rows without an HBM entry, which were read in DRAM.
     in_place_lookups: Int
     in_place_rows: Int
-    written_back_rows: Int  # Updated copies that had to make room.
-    vectors: Int  # Of parts that the host pools: vectors that it returns.
-    # Of replicated parts: rows whose gradients, summed over all holders, are applied in one more
-    # pass, and those of them that had a copy in HBM.
+    written_back_rows: Int  # Updated copies that were evicted from HBM.
+    vectors: Int  # For parts that the host pools: vectors that it returns.
+    # For replicated parts: rows to update in another pass, with gradients summed over all holders;
+    # and how many of them had a copy in HBM.
     update_rows: Int
     update_hit_rows: Int
 
 
 @dataclass(frozen=True, eq=False)
 class Served(_Counts):
-    """What processes return for each table; int64 arrays of shape (tables, processes)."""
+    """Data that processes serve, by table; int64 arrays of shape (tables, processes)."""
 
-    # Pooled rows, or single ones, that leave for the samples' own process, itself included.
+    # Pooled or single rows that go to the samples' processes, the serving process included.
     output_vectors: Int
     output_bytes: Int
-    request_bytes: Int  # Ids and lengths of bags that come from other processes, before a step.
-    # Pooled rows that go to other processes and gradients that come from there; summed gradients of
-    # replicated rows, and Σ g², that go to others: within a step.
+    request_bytes: Int  # Ids and lengths of bags from other processes, sent before a step.
+    # Sent within a step: pooled rows to other processes, and their gradients back; summed gradients
+    # of replicated rows and Σ g² to others.
     returned_bytes: Int
-    pooled_bytes: Int  # Those of them that are pooled rows: ahead of the dense layers.
+    pooled_bytes: Int  # The pooled rows among them, sent before the dense layers.
 
 
 def nothing_sent(processes: int) -> dict[ExchangeKind, Int]:
-    """Zeros of every kind."""
+    """Return zero bytes for every kind, shape (processes, processes)."""
     return {kind: np.zeros((processes, processes), np.int64) for kind in EXCHANGE_KINDS}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCounts:
-    """What a batch does under a plan, or several together."""
+    """Counts of one batch under a plan, or of several together."""
 
-    samples: int  # Of all processes together.
+    samples: int  # Samples of all processes together.
     parts: PartCounts
-    # Shape (row caches,): HBM entries of each of `Arrangement.row_caches` that hold a row
-    # once the step's rows are there; of several steps the most.
+    # Shape (row caches,): HBM entries of each of `Arrangement.row_caches` that hold a row after
+    # copying the step's rows. The maximum over steps.
     held: Int
-    # Shape (row caches,): distinct pooled rows of the steps in flight: with fewer entries,
-    # some stay in place. Of several steps the most.
+    # Shape (row caches,): distinct rows of the steps in flight that want an entry. With fewer
+    # entries, some rows are read in place. The maximum over steps.
     needed: Int
     served: Served
-    # Of each kind, shape (processes, processes): bytes that each process sends to each, itself
-    # included.
+    # By kind, shape (processes, processes): bytes from each process to each, itself included.
     sent: Mapping[ExchangeKind, Int]
     steps: int = 1
 
     def __add__(self, later: "StepCounts") -> "StepCounts":
-        """Return these steps and later ones together."""
+        """Return the counts of these and later steps together."""
         return StepCounts(
             self.samples + later.samples,
             self.parts + later.parts,

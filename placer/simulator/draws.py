@@ -1,4 +1,4 @@
-"""Batches drawn from a profile: any number of independent samples."""
+"""Draw batches of independent samples from a profile."""
 
 import os
 from collections.abc import Iterator
@@ -20,22 +20,22 @@ Float = npt.NDArray[np.float64]
 _MOST_THREADS = 8
 
 _NEAR = 16
-"""Lookups of a row that is read again are within this part of a batch."""
+"""Repeated lookups of a row fall within about 1/16 of a batch."""
 
 
 def drawn_batches(
     profile: Profile, batch_size: int, batches: int, *, seed: int = 0
 ) -> Iterator[Chunk]:
-    """Batches whose lookups are independent draws from a profile's accesses; a seed gives the same.
+    """Yield batches of independent draws from a profile. A seed always gives the same batches.
 
-    Each sample has a bag with the probability that its feature's `coverage` says, of as many
-    lookups as its `pooling_factor`: where that is no whole number, of the one above it or below it,
-    so that the mean is kept. Each lookup reads a row as often as the profile's CDF says, the rows
-    of one of its segments alike. `batch_size` is that of all GPUs together.
+    A sample's bag is not empty with probability `coverage` of its feature, and then has
+    `pooling_factor` lookups. A fractional pooling factor is rounded up or down at random, so that
+    the mean is kept. Each lookup draws a row by the profile's CDF; rows of one segment are equally
+    likely. `batch_size` is the batch size of all GPUs together.
 
-    Where the profile has measured the log's locality, a batch reads as many distinct rows as it
-    says: so many rows are drawn (`TableProfile.draws_of`), and each is read several times. In
-    batches that are much of a short log, draws are spread more evenly instead.
+    If the profile has measured locality, a batch reads about as many distinct rows as measured:
+    only `TableProfile.draws_of` rows are drawn, and each is read several times. If batches are a
+    large part of a short log, draws are spread more evenly instead.
     """
     if batch_size < 1 or batches < 1:
         raise ProfileError(
@@ -49,7 +49,7 @@ def drawn_batches(
     if not drawers:
         raise ProfileError("no table of the profile has a feature whose lookups could be drawn")
     dense = np.zeros((batch_size, 0), dtype=np.float32)
-    # Each feature has a generator of its own: threads draw what one after the other would.
+    # Each feature has its own generator, so the result does not depend on threads.
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as threads:
         for _ in range(batches):
             bags = threads.map(
@@ -82,7 +82,7 @@ class _Rows:
             return self._rows_at(self._quantiles(rng, size))
         fresh = max(min(size, 1), round(self._fresh * size))
         ids = self._rows_at(self._quantiles(rng, fresh))
-        # Each is read several times, near to one another: each process has a part of a batch.
+        # Put repeated reads near each other: each process gets a contiguous part of a batch.
         again = ids[np.arange(size) * fresh // max(size, 1)]
         return again[np.argsort(np.arange(size) + rng.random(size) * (size / _NEAR))]
 
@@ -103,9 +103,10 @@ class _Rows:
 
 
 def _even_share(profile: TableProfile, lookups: float) -> float:
-    """Return the share of draws that are spread evenly, for as many distinct rows as were measured.
+    """Return the share of draws to spread evenly, to read the measured number of distinct rows.
 
-    Of k draws that are spread evenly a row of probability p gets min(1, k p) or more.
+    If k draws are spread evenly, they read a row of probability p with probability min(1, k p) at
+    least.
     """
     p, widths = profile.cdf.row_share, np.diff(profile.cdf.ranks)
     wanted, low, high = profile.unique(lookups), 0.0, 1.0

@@ -1,9 +1,9 @@
-"""A plan as its processes hold it: which rows of which columns are served where, and how.
+"""Divide a plan over processes: which rows and columns each process serves, and how.
 
-A *part* is what one process serves of one shard within one column slice: rows that are read
-in one way from one place. Everything that the simulator counts, it counts for each part. A
-*module* is what a process holds alone, or together with the same others; it resolves its own
-row caches, as a `PlacedEmbeddings` of the executor does.
+A *part* is one process's rows of one shard within one column slice, read in one way from one place.
+The simulator counts everything by part. A *module* has the tables that a process holds alone, or
+that the same set of processes holds. It resolves its own row caches, as a `PlacedEmbeddings` of the
+executor does.
 """
 
 from collections import defaultdict
@@ -43,27 +43,27 @@ from placer.plan.verify import violations
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of some columns of a table that one process serves in one way."""
+    """Rows of some columns of a table that one process serves in one way from one place."""
 
-    # Number in the plan's `tables` and `shards`.
+    # Numbers in the plan's `tables` and `shards`.
     table: int
     shard: int
     cols: tuple[int, int]
     rows: tuple[int, int, int]  # A slice of the table's ranks.
-    device: str  # The GPU, or the host, that serves them.
+    device: str  # The GPU or host that serves the rows.
     process: int
     module: int  # Number among all processes' modules.
-    arena: int  # Number among all modules' arenas. Parts of one arena share their row cache.
+    arena: int  # Number among all modules' arenas. Parts of an arena share a row cache.
     replicated: bool  # Whether other processes hold the same rows.
     lookup: Lookup
-    # Entries of HBM that the part adds to its row cache.
+    # HBM entries that the part adds to its row cache.
     staging_rows: int
     cache_rows: int
-    # Of a row: its weights, and these with the optimizer state.
+    # Bytes of a row: weights alone, and weights with optimizer state.
     weight_bytes: int
     row_bytes: int
-    slot: int = -1  # First slot of its rows among the arena's pooled ones; −1 for other parts.
-    # Rows that its cache begins with, as `placer.plan.order.warm_members` has them.
+    slot: int = -1  # First slot in the arena's row cache; −1 without one.
+    # Rows that its cache holds at first, from `placer.plan.order.warm_members`.
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
     is_ordered: bool = True  # Whether the plan says which rows are hot.
 
@@ -80,10 +80,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Tables that a process holds alone, or that the same set of processes holds together."""
+    """Tables that a process holds alone, or together with the same other processes."""
 
     process: int
-    holders: tuple[int, ...]  # Processes that hold the same.
+    holders: tuple[int, ...]  # Processes that hold these tables.
     sources: tuple[int, ...]  # Processes whose samples it serves.
 
     @property
@@ -94,27 +94,28 @@ class Module:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrangement:
-    """A plan over processes."""
+    """A plan divided over processes."""
 
     plan: Plan
-    processes: int  # Those that train, and then one for each host without a GPU that serves.
+    processes: int  # Those that train, then one for each serving host without GPUs.
     trainers: int
-    routes: Mapping[str, TableRoutes]  # Who holds which rows of which columns.
+    routes: Mapping[str, TableRoutes]  # Holders of rows and columns, by table.
     modules: tuple[Module, ...]
-    parts: tuple[Part, ...]  # Without those that have no rows.
-    # The pooled parts of each arena that has any, in the order of their slots.
+    parts: tuple[Part, ...]  # Without parts that have no rows.
+    # For each arena with a row cache: the parts that use it, in the order of their slots.
     row_caches: Mapping[int, tuple[int, ...]]
 
     def ends(self, samples: int) -> list[int]:
-        """Return the first sample of each process, and the end; servers get no samples."""
+        """Return the first sample of each process, and the end. Servers get no samples."""
         trainers = self.trainers
         return [samples * min(one, trainers) // trainers for one in range(self.processes + 1)]
 
 
 def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
-    """Divide a plan over processes as the executor does, by default one for each GPU.
+    """Divide a plan over processes as the executor does, by default with one for each GPU.
 
-    Each host without a GPU that serves shards has one more, unless a single process has all.
+    Each host without GPUs that serves shards gets another process, unless there is only one
+    process.
     """
     faults = [violation.message for violation in violations(plan) if violation.rule != "capacity"]
     if faults:
@@ -146,7 +147,7 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
         targets = held[process, holders]
         sources = tuple(s for s in range(world) if targets[0].holder_for(s) == process)
         module = Module(process, holders, sources)
-        if world == 1:  # One process takes the plan as it is.
+        if world == 1:  # One process holds the whole plan.
             origins = [(n, RowSlice(*shard.rows)) for n, shard in enumerate(plan.shards)]
             builder.add(module, LocalPlan(plan, tuple(origins)))
             continue
@@ -165,7 +166,7 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
 
 
 class _Builder:
-    """Numbers parts, modules and arenas one after the other."""
+    """Collects parts and modules, and numbers them and their arenas."""
 
     def __init__(self, plan: Plan, ranks: Mapping[str, int]) -> None:
         self.plan, self.ranks = plan, ranks
@@ -178,7 +179,7 @@ class _Builder:
     def add(
         self, module: Module, local: LocalPlan, targets: Mapping[str, Target] | None = None
     ) -> None:
-        """Add what a process holds; without targets, the tables are the plan's own."""
+        """Add a module with its local plan. Without targets, the tables are the plan's own."""
         self.modules.append(module)
         targets = targets or {}
         optimizers = {table.name: table.optimizer for table in local.plan.tables}

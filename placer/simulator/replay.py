@@ -1,8 +1,8 @@
-"""Replays batches under a plan: counts what each makes every process do.
+"""Replay batches under a plan, and count the work of every process.
 
-Steps are those of the executor's training loop. With look-ahead, batch t + 1 gets its HBM
-entries while batch t is open, so that rows of the one and of the other stay; without it, one
-step is over before the next begins.
+Steps are those of the executor's training loop. With look-ahead, batch t + 1 gets its HBM entries
+while batch t is open, so rows of both batches stay in HBM. Without it, a step ends before the next
+begins.
 """
 
 import itertools
@@ -31,33 +31,34 @@ from placer.simulator.table_reads import PartRead, TableRead, TableReader
 from placer.tables import DTYPE_BYTES, Table
 
 _THREADS = 2
-"""Tables that are counted at a time."""
+"""Number of tables that are counted at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """How batches are replayed."""
+    """Options of a replay."""
 
-    # That share the plan's GPUs, by default one for each. Servers have their own, unless 1 has all.
+    # Training processes; by default one per GPU. Serving hosts get their own, unless it is 1.
     processes: int | None = None
-    cache_policy: Policy = "lfu"  # Which rows cached shards keep.
-    # Whether a batch's rows are copied to HBM while the batch before it trains; None: as the plan's
-    # pipeline has it.
+    cache_policy: Policy = "lfu"  # Which rows stay in row caches.
+    # Whether a batch's rows are copied to HBM while the batch before it trains. None: by the plan's
+    # pipeline.
     look_ahead: bool | None = None
 
     def of_plan(self, plan: Plan) -> "ReplayOptions":
-        """Return the same with what is left to a plan."""
+        """Return the options with `look_ahead` set by the plan if it is None."""
         if self.look_ahead is not None:
             return self
         return replace(self, look_ahead=plan.pipeline == "look-ahead")
 
 
 class Simulator:
-    """A plan that batches are replayed through.
+    """Replays batches under a plan.
 
-    It remembers which rows have copies in HBM, so that one log may follow another; `keys` has the
-    key maps of tables that grow, of each process that trains. Raises PlanMismatchError if the plan
-    is unsound, memory aside: that a plan fits is `placer.plan.verify`'s to say.
+    It remembers which rows have copies in HBM, so logs can be replayed one after another. `keys`
+    has the key maps of growing tables, one for each process that trains. Raises PlanMismatchError
+    if the plan is invalid. It does not check that the plan fits in memory: `placer.plan.verify`
+    does.
     """
 
     def __init__(self, plan: Plan, options: ReplayOptions | None = None) -> None:
@@ -80,7 +81,7 @@ class Simulator:
             arena: ArenaRowCache([arrangement.parts[at] for at in members], policy)
             for arena, members in arrangement.row_caches.items()
         }
-        # By module: numbers of steps, and the open ones, whose rows stay where they are.
+        # By module: numbers of the next steps, and of open steps, whose rows stay in place.
         self._numbers = [itertools.count() for _ in arrangement.modules]
         self._open: list[list[int]] = [[] for _ in arrangement.modules]
         self._module_of = {part.arena: part.module for part in arrangement.parts}
@@ -90,23 +91,23 @@ class Simulator:
 
     @property
     def cache_entries(self) -> Int:
-        """Entries of HBM for copies of rows; int64, shape (row caches,)."""
+        """HBM entries for copies of rows; int64, shape (row caches,)."""
         return np.array(
             [row_cache.entries for row_cache in self._row_caches.values()], dtype=np.int64
         )
 
     def key_counts(self) -> dict[str, KeyCounts]:
-        """Return the counters of the keys of each table that grows, over all processes."""
+        """Return the key counters of each growing table, summed over processes."""
         return {
             name: KeyCounts(*np.sum([own.counts for own in maps], 0).tolist())
             for name, maps in self.keys.items()
         }
 
     def run(self, batches: Iterable[Chunk]) -> Iterator[StepCounts]:
-        """Yield the counts of each batch, in order; at most two batches are held at a time.
+        """Yield the counts of each batch, in order. Hold at most two batches at a time.
 
         Raises PlanMismatchError if a batch lacks a feature that the plan reads. Raises DataError if
-        an id is no row of its table.
+        an id is not a row of its table.
         """
         ahead = self.options.look_ahead
         waiting: _Step | None = None
@@ -122,7 +123,7 @@ class Simulator:
                 yield self._finish(waiting, threads)
 
     def _begin(self, chunk: Chunk, threads: ThreadPoolExecutor) -> "_Step":
-        """Count a batch's lookups, and copy its rows to HBM."""
+        """Count a batch's lookups, and give its rows HBM entries."""
         plan, processes = self.arrangement.plan, self.arrangement.processes
         ends = self.arrangement.ends(chunk.samples)
         bags = {
@@ -138,14 +139,14 @@ class Simulator:
         ahead = self.options.look_ahead
 
         def updates(module: int) -> bool:
-            # Copies of replicated rows are updated in a pass of their own; looking ahead, the
-            # executor takes every prepared batch for one that trains.
+            # Copies of replicated rows are updated in another pass. With look-ahead, the executor
+            # treats every prepared batch as one that trains.
             return ahead or not self.arrangement.modules[module].replicated
 
         parts = (part for read in reads.values() for part in read.parts)
         tickets, counts, needed = self._resolve(parts, range(len(self._open)), updates, threads)
         sent = nothing_sent(processes)
-        if plan.exchange_dtype == "float16":  # Each message says how its numbers are scaled.
+        if plan.exchange_dtype == "float16":  # Each message also has the scale of its numbers.
             for kind in ("outputs", "gradients"):
                 sent[kind] += DTYPE_BYTES["float16"]
         served = Served.zeros(len(plan.tables), processes)
@@ -156,9 +157,10 @@ class Simulator:
         return _Step(StepCounts(chunk.samples, counts, held, needed, served, sent), tickets, reads)
 
     def _rows_of(self, table: str, bags: list[Bags], samples: Sequence[int]) -> list[Bags]:
-        """Return bags of rows; keys of a table that grows get theirs as in training.
+        """Return bags with rows instead of keys, if the table grows. Rows are as in training.
 
-        Of the process whose key it is, which reads those of one process's samples after the other.
+        The process that has a key gives its row. It reads keys in the order of the processes that
+        have the samples.
         """
         maps = self.keys.get(table)
         if maps is None:
@@ -177,7 +179,7 @@ class Simulator:
         return [replace(one, ids=part) for one, part in zip(bags, parts, strict=True)]
 
     def _finish(self, step: "_Step", threads: ThreadPoolExecutor) -> StepCounts:
-        """Update the rows of a batch, after which they may move."""
+        """Update the rows of a batch. Afterwards the rows may move."""
         replicated = [m for m, module in enumerate(self.arrangement.modules) if module.replicated]
         self._close(step.tickets)
         if replicated:
@@ -195,7 +197,7 @@ class Simulator:
         return step.counts
 
     def _close(self, tickets: Mapping[int, int]) -> None:
-        """End a step of each module: its rows may move."""
+        """End a step of each module in `tickets`: its rows may move."""
         for module, ticket in tickets.items():
             self._open[module].remove(ticket)
         for arena, row_cache in self._row_caches.items():
@@ -209,10 +211,10 @@ class Simulator:
         updates: Callable[[int], bool],
         threads: ThreadPoolExecutor,
     ) -> tuple[dict[int, int], PartCounts, Int]:
-        """Open a step of modules, and give entries to the rows that it reads.
+        """Open a step of some modules, and give HBM entries to the rows that it reads.
 
-        Returns the step's number in each module, the counts of each part, and the distinct rows of
-        each row cache's open steps.
+        Return the step's number in each module, the counts of each part, and the distinct rows of
+        the open steps for each row cache.
         """
         counts = PartCounts.zeros(len(self.arrangement.parts))
         by_part = {one.part: one for one in reads}
@@ -226,7 +228,7 @@ class Simulator:
 
         def resolve(number: int, arena: int) -> None:
             module = self._module_of[arena]
-            # An arena of which nothing is read leaves its row cache alone.
+            # A row cache does not change if nothing is read from its arena.
             if module not in tickets or not any(counts.lookups[at] for at in self._members[arena]):
                 return
             members = np.array(self.arrangement.row_caches[arena])
@@ -249,7 +251,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """A batch whose rows are resolved and not updated yet."""
+    """A batch with its rows resolved, but not updated yet."""
 
     counts: StepCounts
     tickets: dict[int, int]
@@ -267,10 +269,10 @@ def _bags_of(chunk: Chunk, table: Table) -> list[Bags]:
 
 
 class ArenaRowCache:
-    """The entries that the parts of one arena share; `parts` are in the order of their slots.
+    """The row cache of an arena's parts, given in the order of their slots.
 
-    The directory is the executor's own (`RowCache`), without rows behind it. It resolves the same
-    steps in the same order, so ties fall alike, and counts are equal to the row.
+    It uses the executor's own directory (`RowCache`), without any rows. It resolves the same steps
+    in the same order, so ties are decided alike, and counts are exact.
     """
 
     def __init__(self, parts: list[Part], policy: Policy) -> None:
@@ -290,8 +292,8 @@ class ArenaRowCache:
         self._kind = np.int32 if self._starts[-1] < np.iinfo(np.int32).max else np.int64
         self.entries = self._row_cache.entries
         self.held = sum(min(part.cache_rows, part.row_count) for part in parts)
-        """Entries that hold a row."""
-        # Slots of open steps, and those of them that such a step reads in place.
+        """Number of entries that hold a row."""
+        # By open step: its slots, and the slots that it reads in place.
         self._open: dict[int, tuple[Int, Int]] = {}
 
     def resolve(
@@ -299,10 +301,10 @@ class ArenaRowCache:
     ) -> tuple[int, dict[str, Int]]:
         """Give entries to the rows of a step.
 
-        `slots` are distinct and ascending, `times` the lookups of each. `ticket` numbers the step,
-        `oldest` is the oldest that is open. `updates` says whether the step's copies become newer
-        than their originals. Returns the distinct rows of the open steps; and of each part the
-        step's hits, copies and reads in place, by their names in `PartCounts`.
+        `slots` are distinct and ascending, and `times` are the lookups of each. `ticket` is the
+        number of the step, and `oldest` of the oldest open step. `updates` says whether the step
+        updates its copies. Return the number of distinct rows of the open steps; and for each part
+        the step's hits, copies and reads in place, by their names in `PartCounts`.
         """
         needed = slots.size + sum(
             slots.size and theirs.size - _common(theirs, slots) for theirs, _ in self._open.values()
@@ -344,7 +346,7 @@ def _end(part: Part) -> int:
 
 
 def _sums(values: npt.NDArray[np.generic], edges: npt.NDArray[np.integer]) -> Int:
-    """Return sums of values between edges, shape (edges − 1,)."""
+    """Return the sums of values between edges, shape (edges − 1,)."""
     running = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
     sums: Int = np.diff(running[edges])
     return sums
@@ -356,7 +358,7 @@ def _among(values: Int, sorted_others: Int) -> npt.NDArray[np.bool_]:
 
 
 def _common(ascending: Int, others: Int) -> int:
-    """Return how many members two sorted sets share."""
+    """Return the number of members that two sorted sets share."""
     if not ascending.size or not others.size:
         return 0
     return int(np.count_nonzero(_among(others, ascending)))

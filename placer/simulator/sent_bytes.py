@@ -1,8 +1,8 @@
-"""What processes send each other in a step, kind by kind, to the byte.
+"""Count the bytes that processes send each other in a step, exactly, by kind.
 
-Counts what `placer.executor.distributed` sends between ranks, headers of batches aside: a few
-numbers a rank. Of column-sliced rows under row-wise Adagrad, the CPU backends' exchange is
-counted: one number for each distinct row.
+Counts the data that `placer.executor.distributed` sends between ranks, without the headers of
+batches, a few numbers per rank. For column-sliced rows under row-wise Adagrad, it counts the
+exchange of the CPU backends: one number for each distinct row.
 """
 
 from collections import defaultdict
@@ -25,22 +25,22 @@ _ID, _LENGTH, _NUMBER, _COUNT = 8, 4, 4, 8
 
 
 class TableExchange:
-    """Counts what processes send each other for the lookups of the table with a number."""
+    """Counts the bytes that processes send each other for the lookups of one table."""
 
     def __init__(self, arrangement: Arrangement, number: int) -> None:
         self._world, self._ends = arrangement.processes, arrangement.ends
         table = arrangement.plan.tables[number]
         self._number, self._features = number, table.features
         self._exchanged = DTYPE_BYTES[arrangement.plan.exchange_dtype]
-        none = TableRoutes(table, (), None)  # As of tables without rows.
+        none = TableRoutes(table, (), None)  # For tables without rows.
         self._routes = arrangement.routes.get(table.name, none)
         self._column_slices = self._routes.column_slices
-        # Of shape (targets, processes): the holder that serves each process's samples.
+        # Shape (targets, processes): the holder that serves each process's samples.
         self._served_by = [
             np.array([[one.holder_for(s) for s in range(self._world)] for one in columns.targets])
             for columns in self._column_slices
         ]
-        # Rows whose columns are on several ranks under row-wise Adagrad, and the ranks.
+        # Under row-wise Adagrad: rows with columns on several ranks, and these ranks.
         by_peers: dict[str, list[Target]] = defaultdict(list)
         for columns in self._column_slices:
             for target in columns.targets:
@@ -60,14 +60,14 @@ class TableExchange:
         samples: int,
         read: TableRead,
     ) -> None:
-        """Add a batch's bytes, all kinds but replicas, to those sent and served."""
+        """Add a batch's bytes of all kinds except replicas to `sent` and `served`."""
         own, sources = np.diff(self._ends(samples)), np.arange(self._world)
         known: dict[int, Int] = {}
         for columns, holders in zip(self._column_slices, self._served_by, strict=True):
             targets = columns.targets
             alone = len(targets) == 1 and not targets[0].replicated
             poolings = [channel_pooling(one.pooling, alone) for one in self._features]
-            # Each of shape (features, targets, processes whose samples they are).
+            # Arrays have the shape (features, targets, processes with the samples).
             key = id(columns.router)  # Column slices may share one.
             if key not in known:
                 known[key] = self._lookups(columns, bags, read)
@@ -100,7 +100,7 @@ class TableExchange:
                     served.returned_bytes[self._number, rank] += _NUMBER * rows * len(others)
 
     def _lookups(self, columns: ColumnSlice, bags: Sequence[Bags], read: TableRead) -> Int:
-        """Return lookups by feature, target and source: int64, (features, targets, processes)."""
+        """Return lookups by feature, target and source process: int64, in this shape."""
         router, order = columns.router, self._routes.order
         if router is None:
             return read.by_source[:, None]
@@ -117,10 +117,10 @@ class TableExchange:
 
 
 class ReplicaExchange:
-    """Counts what the holders of replicated rows send to add up their gradients.
+    """Counts the bytes that holders of replicated rows send to add up gradients.
 
-    Each row has a holder that adds it up: the others send it the sums of the rows read there,
-    and it sends all of them the totals.
+    Each row has one holder that adds up its gradients. The others send it their sums, and it sends
+    the totals to all of them.
     """
 
     def __init__(self, arrangement: Arrangement) -> None:
@@ -139,9 +139,9 @@ class ReplicaExchange:
     def add(
         self, sent: Mapping[ExchangeKind, Int], served: Served, reads: Mapping[int, TableRead]
     ) -> None:
-        """Add a batch's bytes to those sent and served.
+        """Add a batch's bytes to `sent` and `served`.
 
-        The few numbers that say how many rows follow are no part of what is served.
+        `served` does not include the few numbers that say how many rows follow.
         """
         for holders in sorted(self._groups):
             targets, members = self._groups[holders], np.array(holders)
@@ -157,7 +157,7 @@ class ReplicaExchange:
                     for holder in holders
                 ]
                 union = distinct_counts(np.concatenate(rows), target.rows)[0]
-                # Rows are dealt out in turn; each holder has all totals of its own rows.
+                # Rows are dealt to holders in turn. Each holder sends totals of its rows to all.
                 dealt = np.array([_dealt(own, len(holders)) for own in rows])
                 out = row_bytes * (dealt + _dealt(union, len(holders))[:, None])
                 sent["replicas"][here] += out
@@ -169,7 +169,7 @@ def _slices(target: Target) -> Slices:
 
 
 def _rows_of(target: Target, distinct: Distinct) -> AnyInt:
-    """Return those of some distinct rows that a target has, as rows of the target."""
+    """Return the distinct rows that a target has, numbered as rows of the target."""
     if target.by_id:
         return distinct.ids
     found = _slices(target).select(distinct.ranks)
@@ -182,5 +182,5 @@ def _rows_of(target: Target, distinct: Distinct) -> AnyInt:
 
 
 def _dealt(rows: AnyInt, holders: int) -> Int:
-    """Return how many of some rows each of their holders adds up, int64 of shape (holders,)."""
+    """Return how many of the rows each holder adds up: int64, shape (holders,)."""
     return np.bincount(rows % holders, minlength=holders)

@@ -1,4 +1,4 @@
-"""Counts by device: what each GPU and host looked up, copied, exchanged and held."""
+"""Sum up counts: lookups, copies, exchanges and memory by device, and windows of steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,68 +19,67 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class DeviceTotals:
-    """What one device did over all steps."""
+    """Counts of one device over all steps."""
 
     device: str
-    # Lookups that it served, and distinct rows among them, summed over steps. Of a lookup in
-    # several column slices, each counts by its share of the columns; of a row, each counts once.
+    # Lookups that it served, and their distinct rows, summed over steps. A lookup of a column slice
+    # counts as the slice's share of columns; a row counts once for each slice.
     lookups: int = 0
     rows: int = 0
-    # Of rows that the plan keeps in HBM, or whose copy was there before the step.
+    # Lookups of rows that the plan keeps in HBM, or that had a copy there before the step.
     hbm_lookups: int = 0
-    # Rows copied to HBM; rows of DRAM that were read and updated there over the link; and updated
-    # copies that went back.
+    # Rows copied to HBM; rows read and updated in DRAM over the link; and updated copies that were
+    # written back.
     staged_rows: int = 0
     in_place_rows: int = 0
     written_back_rows: int = 0
-    # Weights and optimizer state read from and written to HBM: by lookups, gradients' rows by
-    # updates, and copies.
+    # Weights and optimizer state read from and written to HBM, by lookups, updates and copies.
     hbm_read_bytes: int = 0
     hbm_written_bytes: int = 0
-    # Over the link from its host, and to it.
+    # Bytes over the link from its host, and to its host.
     link_in_bytes: int = 0
     link_out_bytes: int = 0
-    # To and from other processes.
+    # Bytes to and from other processes.
     sent_bytes: int = 0
     received_bytes: int = 0
-    # Of a host: weights and optimizer state of its rows.
+    # Only for hosts: weights and optimizer state of rows in DRAM.
     dram_read_bytes: int = 0
     dram_written_bytes: int = 0
-    # HBM entries for copies of rows; how many held one at most; and how many rows the steps in
-    # flight wanted there at most.
+    # HBM entries for copies of rows; the most that held one; and the most rows that the steps in
+    # flight wanted there.
     cache_entries: int = 0
     most_held: int = 0
     most_needed: int = 0
-    # What the plan takes of its HBM with every entry in use, and the most that was.
+    # Bytes of HBM that the plan takes with every entry in use, and the most that were in use.
     hbm_bytes: int = 0
     most_hbm_bytes: int = 0
 
     @property
     def hbm_share(self) -> float | None:
-        """Share of its lookups that HBM served; None without any."""
+        """Share of its lookups that HBM served; None without lookups."""
         return self.hbm_lookups / self.lookups if self.lookups else None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Lookups and rows of some steps by what served them."""
+    """Lookups and rows of some steps, by the tier that served them."""
 
-    # A lookup counts once. Where a row has several column slices, HBM serves as much of it as the
-    # share of the columns that are there.
+    # A lookup counts once. With column slices, HBM serves the share of the row's columns that are
+    # in HBM.
     lookups: int
     hbm_lookups: int
-    # Distinct rows, summed over steps, that had to come from DRAM: copied, read there, or pooled by
-    # the host.
+    # Distinct rows that came from DRAM, summed over steps: copied, read in place, or pooled by the
+    # host.
     slow_rows: int
 
     @property
     def slow_lookups(self) -> int:
-        """Lookups whose row was not in HBM."""
+        """Lookups of rows that were not in HBM."""
         return self.lookups - self.hbm_lookups
 
 
 def served(arrangement: Arrangement, counts: PartCounts) -> Served:
-    """Return lookups by tier over all parts."""
+    """Return lookups and rows by tier, over all parts."""
     in_hbm = [part.lookup == "device" for part in arrangement.parts]
     slow = np.where(in_hbm, 0, counts.rows - counts.hit_rows)
     lookups, hbm = (round(one.sum()) for one in _lookups(arrangement, counts))
@@ -90,7 +89,7 @@ def served(arrangement: Arrangement, counts: PartCounts) -> Served:
 def device_totals(
     arrangement: Arrangement, totals: StepCounts, cache_entries: Int
 ) -> tuple[DeviceTotals, ...]:
-    """Return all that may serve, GPUs first, and then hosts with GPUs, in the topology's order."""
+    """Return totals of all devices that may serve rows, then of hosts with GPUs."""
     plan, parts, counts = arrangement.plan, arrangement.parts, totals.parts
     gpus, memory = plan.topology.gpus_by_id, device_memory(plan)
     devices = [*dict.fromkeys([*plan.topology.serving_numbers, *plan.topology.hosts_by_id])]
@@ -112,7 +111,7 @@ def device_totals(
     here_lookups, here = counts.lookups - left_lookups, np.maximum(updated - left, 0)
     copied, back = counts.staged_rows * whole, counts.written_back_rows * whole
     read, written = copied + left_lookups * weights + left * whole, back + left * whole
-    # Of what the host pools, vectors cross the link instead of rows, if there is one.
+    # If the host pools, vectors cross the link instead of rows. Servers have no link.
     columns = [part.cols[1] - part.cols[0] for part in parts]
     vectors = counts.vectors * columns * 4 * [part.device in gpus for part in parts]
     server = [number[part.device] for part in parts]
@@ -129,7 +128,7 @@ def device_totals(
     home = [number[gpus[one.device].host if one.device in gpus else one.device] for one in parts]
     add("dram_read_bytes", home, read)
     add("dram_written_bytes", home, written)
-    # The first of its GPUs, or the server, stands for a process.
+    # The first of a process's GPUs, or the server, stands for the process.
     trainers, count = arrangement.trainers, len(gpus)
     processes = [number[[*gpus][-(-one * count // trainers)]] for one in range(trainers)]
     others = servers_of(plan)[: arrangement.processes - trainers]
@@ -152,7 +151,7 @@ def device_totals(
 
 
 def _lookups(arrangement: Arrangement, counts: PartCounts) -> tuple[Float, Float]:
-    """Return lookups of each part, and those that HBM served, by its share of columns."""
+    """Return lookups of each part and its HBM lookups, weighted by its share of columns."""
     parts, tables = arrangement.parts, arrangement.plan.tables
     shares = np.array([(one.cols[1] - one.cols[0]) / tables[one.table].dim for one in parts])
     in_hbm = [part.lookup == "device" for part in parts]
@@ -168,34 +167,34 @@ class StepRecord:
     lookups: int
     hbm_lookups: int
     slow_rows: int
-    # HBM entries for copies of rows, all row caches together; see `StepCounts`.
+    # HBM entries for copies of rows over all row caches; see `StepCounts`.
     held: int
     needed: int
-    # With copies beside the step before, and one after the other.
+    # Step time if copies run beside the step before, and if they run one after the other.
     step_s: float
     sum_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some consecutive steps under a plan, beside others."""
+    """Summary of some consecutive steps under a plan, with windows to compare it to."""
 
     name: str
     steps: int
-    hbm_share: float  # Share of lookups whose row was in HBM; 1 without any.
-    # Lookups a step whose row was not, and distinct rows a step that came from DRAM.
+    hbm_share: float  # Share of lookups of rows in HBM; 1 without lookups.
+    # Per step: lookups of rows that were not in HBM, and distinct rows that came from DRAM.
     slow_lookups: float
     slow_rows: float
-    # Of the step times.
+    # Mean and 99th percentile of the step times.
     mean_s: float
     p99_s: float
     first: "Window | None" = None  # The log's first window under the plan.
     other: "Window | None" = None  # The same steps under another plan.
-    migration_s: float | None = None  # What it takes to get from the one to the other.
+    migration_s: float | None = None  # Time of migrating to the other plan.
 
     @classmethod
     def of(cls, name: str, records: Sequence[StepRecord]) -> "Window":
-        """Return the window of at least one step."""
+        """Return the summary of the steps, of which there must be at least one."""
         steps, lookups = len(records), sum(one.lookups for one in records)
         hbm = sum(one.hbm_lookups for one in records)
         seconds = np.array([one.step_s for one in records])
@@ -211,14 +210,14 @@ class Window:
 
     @property
     def lost_share(self) -> float:
-        """Share of lookups that HBM served in the first window, minus this one's."""
+        """Share of lookups that HBM served in the first window, minus this window's share."""
         return 0.0 if self.first is None else self.first.hbm_share - self.hbm_share
 
     @property
     def break_even_steps(self) -> float | None:
-        """Steps like these after which the migration has paid; None if it never does.
+        """Number of steps like these after which migrating pays off; None if it never does.
 
-        0 where nothing moves.
+        0 if nothing moves.
         """
         if self.other is None or self.migration_s is None:
             return None
@@ -226,7 +225,7 @@ class Window:
 
 
 def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> list[Window]:
-    """Equal windows of a log's steps, the last ones a step longer where they do not divide.
+    """Divide a log's steps into equal windows. If they do not divide, some are a step longer.
 
     Raises DataError if there are fewer steps than windows.
     """
@@ -245,7 +244,7 @@ def equal_windows(name: str, records: Sequence[StepRecord], windows: int) -> lis
 def drifted(
     windows: Sequence[Window], others: Sequence[Window] | None, migration_s: float | None
 ) -> tuple[Window, ...]:
-    """Return each window beside the first, and beside the other plan's where there is one."""
+    """Return each window with `first`, and with the other plan's window if given."""
     beside: Sequence[Window | None] = others or [None] * len(windows)
     return tuple(
         replace(own, first=windows[0], other=other, migration_s=migration_s)

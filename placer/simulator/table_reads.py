@@ -1,4 +1,4 @@
-"""Counts of one table in one batch: lookups and distinct rows of each of its parts."""
+"""Count the lookups and distinct rows of each part of a table in a batch."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from placer.simulator.parts import Arrangement
 Selector = slice | npt.NDArray[np.intp]
 
 _DENSE = 4
-"""Tables of up to so many rows for each lookup are counted in an array of all rows."""
+"""With at most this many rows per lookup, count in an array of all rows."""
 
 
 def distinct_counts(
     ids: npt.NDArray[np.integer], rows: int
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """The different ones of `ids` within 0..rows − 1, ascending, and how often each comes."""
+    """Return distinct ids in ascending order, and their counts. Ids are within 0..rows − 1."""
     if rows <= _DENSE * ids.size:
         counts = np.bincount(ids, minlength=rows)
         distinct = np.flatnonzero(counts)
         return distinct, counts[distinct]
-    # Half as many bytes are sorted about twice as fast.
+    # Sorting half as many bytes is about twice as fast.
     ordered = np.sort(ids.astype(np.int32) if rows <= np.iinfo(np.int32).max else ids)
     first = np.ones(ordered.size, dtype=bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
@@ -40,9 +40,9 @@ def distinct_counts(
 
 
 class Slices:
-    """Disjoint slices of a table's ranks, none of them empty; not necessarily of all of them.
+    """Disjoint slices of a table's ranks, not empty. They need not cover all ranks.
 
-    Raises PlanMismatchError if strides are mixed so that their pattern hardly repeats.
+    Raises PlanMismatchError if strides are so mixed that their pattern hardly repeats.
     """
 
     def __init__(self, slices: Sequence[tuple[int, int, int]], rows: int) -> None:
@@ -53,12 +53,12 @@ class Slices:
             self._router = Router.of(rows, parts, torch.device("cpu"))
 
     def select(self, ascending: npt.NDArray[np.integer]) -> list[Selector]:
-        """Return where the members of each slice are among ranks that ascend."""
+        """Return the places of each slice's members among ascending ranks."""
         if self._router is None:
             places = np.searchsorted(ascending, self._ends).tolist()
             return [slice(*places[at : at + 2]) for at in range(0, len(places), 2)]
         owners = self._router.slices_of(torch.tensor(ascending)).numpy()
-        # Of few values of 16 bits a stable sort is a radix sort.
+        # NumPy's stable sort of 16-bit integers is a fast radix sort.
         count = len(self._ends) // 2
         kind = np.int16 if count < np.iinfo(np.int16).max else np.int32
         order = np.argsort(owners.astype(kind), kind="stable")
@@ -71,22 +71,22 @@ AnyInt = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartRead:
-    """What a batch reads of one part."""
+    """Lookups and rows of one part in a batch."""
 
     part: int
     lookups: int
     rows: int
-    # Shape (rows,), or None: slots in the row cache's range, ascending, and lookups of each;
-    # None for other parts.
+    # Shape (rows,): ascending slots in the row cache's range, and lookups of each. None for parts
+    # without a row cache.
     slots: Int | None = None
     counts: Int | None = None
-    # Of a part that the host pools: bags, empty ones too, and lookups without pooling.
+    # For a part that the host pools: bags, including empty ones, and lookups without pooling.
     vectors: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distinct:
-    """Distinct rows that some samples read, ascending by rank."""
+    """Distinct rows that some samples read, in ascending order of rank."""
 
     # Shape (rows,)
     ids: AnyInt
@@ -96,21 +96,21 @@ class Distinct:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRead:
-    """What a batch reads of one table."""
+    """Lookups and rows of one table in a batch."""
 
     parts: list[PartRead]
     by_source: Int  # Shape (features, processes): lookups of each process's samples.
-    all: Distinct | None  # Rows that all samples read, where some part is not replicated.
-    # Of modules that others hold too: rows that their own sources read.
+    all: Distinct | None  # Rows that all samples read; None if all parts are replicated.
+    # By module with replicas: rows that the module's own sources read.
     by_module: dict[int, Distinct]
 
 
 _Group = tuple[Slices, Sequence[Sequence[int]]]
-"""Disjoint slices of ranks, and the parts that have them, of each range of columns."""
+"""For each range of columns: disjoint slices of ranks, and the parts that have them."""
 
 
 class TableReader:
-    """Counts what batches read of the table with a number."""
+    """Counts the lookups and rows of one table in each batch."""
 
     def __init__(self, arrangement: Arrangement, number: int) -> None:
         plan = arrangement.plan
@@ -119,7 +119,7 @@ class TableReader:
         self._parts = [at for at, part in enumerate(arrangement.parts) if part.table == number]
         listed = plan.order_of(self.table.name).kind == "profile"
         self.order = Ranks.in_plan(plan, self.table.name) if listed else None
-        # By the module of replicated parts; None: all others.
+        # By module for replicated parts; None for all other parts.
         held = {
             part.module if part.replicated else None
             for part in map(arrangement.parts.__getitem__, self._parts)
@@ -160,7 +160,7 @@ class TableReader:
         return TableRead(reads, np.diff(starts, axis=1), every, by_module)
 
     def updates(self, read: TableRead) -> list[PartRead]:
-        """Return rows of replicas that any holder's samples read: each holder updates them."""
+        """Return replicated rows that any holder's samples read: each holder updates them all."""
         updates: list[PartRead] = []
         holders: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for module in read.by_module:
@@ -174,7 +174,7 @@ class TableReader:
         return updates
 
     def _groups_of(self, module: int | None) -> list[_Group]:
-        """Return the parts of a module, or of all that are not replicated, by their columns."""
+        """Group the parts of a module, or for None all that are not replicated, by columns."""
         by_cols: dict[tuple[int, int], list[int]] = defaultdict(list)
         for at in self._parts:
             part = self._arrangement.parts[at]
@@ -222,7 +222,7 @@ class TableReader:
         ids: Sequence[AnyInt],
         samples: int,
     ) -> list[PartRead]:
-        """Return the same, with the vectors of what the host pools."""
+        """Return the reads with `vectors` set for parts that the host pools."""
         if not any(self._arrangement.parts[one.part].lookup == "host" for one in reads):
             return reads
         bags = samples * sum(feature.pooling != "none" for feature in self.table.features)

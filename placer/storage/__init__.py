@@ -1,5 +1,5 @@
-"""What a run saves: checkpoints, and shards in files.
+"""Save and load what a run trains: checkpoints, and shards in files.
 
-`placer.storage.checkpoint` saves whole models, `placer.storage.shards` tables as a plan lays them
-out. Both write through `placer.files`.
+`placer.storage.checkpoint` saves whole models. `placer.storage.shards` saves tables as a plan
+divides them. Both write through `placer.files`.
 """

@@ -1,4 +1,4 @@
-"""Manifests: a JSON file that lists the files of a folder, with their sizes and SHA-256."""
+"""Write and check manifests: JSON files that list a folder's files, their sizes and SHA-256."""
 
 import json
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ from placer.read_files import LimitError, read_json
 
 
 class Strict(BaseModel):
-    """A JSON object that has these keys and no others, with values of exactly these types."""
+    """A JSON object with exactly these keys, and with values of exactly these types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Manifest(Strict):
-    """What all manifests have: their format's version, and a SHA-256 of all other keys."""
+    """The keys of all manifests: the format's version, and the SHA-256 of all other keys."""
 
     format_version: int
     sha256: str = ""
@@ -29,7 +29,7 @@ M = TypeVar("M", bound=Manifest)
 
 
 def write_manifest(path: Path, body: Mapping[str, Any], end: str = "") -> None:
-    """Write a manifest: its keys and, last of all, their SHA-256; raises OSError."""
+    """Write a manifest: its keys and then their SHA-256. Raises OSError on failure."""
     text = json.dumps(sealed(body), indent=1)
     file = HashedFile(path)
     file.write((text + end).encode())
@@ -39,7 +39,7 @@ def write_manifest(path: Path, body: Mapping[str, Any], end: str = "") -> None:
 def read_manifest(
     path: Path, kind: type[M], version: int, *, if_older: str, if_missing: str = ""
 ) -> M:
-    """Read and check a manifest of one format version; errors say what to do about others."""
+    """Read and check a manifest of this version; errors advise `if_older` or `if_missing`."""
     try:
         content = read_json(path)
     except OSError as error:
@@ -54,7 +54,7 @@ def read_manifest(
             f"{path} has format version {written} and this placer reads {version}; {advice}"
         )
     try:
-        # From JSON: strict models take no dictionary for a dataclass otherwise.
+        # From JSON, because strict models only then take a dictionary for a dataclass.
         manifest = kind.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
@@ -66,7 +66,7 @@ def read_manifest(
 
 
 def check_size(path: Path, size_bytes: int, advice: str) -> None:
-    """Check that a file is there, and complete."""
+    """Raise CheckpointError unless a file exists and has this size."""
     try:
         actual_bytes = path.stat().st_size
     except OSError as error:
@@ -79,7 +79,7 @@ def check_size(path: Path, size_bytes: int, advice: str) -> None:
 
 
 def check_sha256(path: Path, sha256: str, manifest: str, advice: str) -> None:
-    """Compare every byte of a file with what was written."""
+    """Raise CheckpointError unless a file has this SHA-256."""
     try:
         same = sha256_file(path) == sha256
     except OSError as error:

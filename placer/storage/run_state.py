@@ -1,4 +1,4 @@
-"""What a training run saves in a checkpoint."""
+"""Describe what a training run saves in a checkpoint."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from placer.storage.tensor_rows import AnyTensor
 
 WEIGHTS, STATES, KEYS = "embeddings", "embedding_optimizer", "key_maps"
-"""Groups of a checkpoint: ``<table>.weight``, ``<table>.<name of the state>``, and the key maps of
-tables that grow."""
+"""Groups of tensors in a checkpoint: ``<table>.weight``, ``<table>.<name of the state>``, and the
+key maps of tables that grow."""
 
 
 def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
-    """Return what a run's settings say of its tables."""
+    """Return the part of a run's settings that describes its tables."""
     return {
         table.name: {
             "rows": table.rows,
@@ -30,7 +30,7 @@ def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
 
 
 def growing_settings(growing: Mapping[str, Growing]) -> dict[str, Any]:
-    """Return what a run's settings say of tables that grow: what a key map cannot change."""
+    """Return a run's settings of tables that grow, which a resumed run must keep."""
     return {
         name: {"capacity": how.capacity, "admission": how.admission}
         for name, how in growing.items()
@@ -39,24 +39,24 @@ def growing_settings(growing: Mapping[str, Growing]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run has come."""
+    """How far a run has trained."""
 
     step: int = 0  # Steps taken.
-    epoch: int = 0  # Passes over the log that are complete.
-    samples: int = 0  # Samples of the log read in the current pass, held-out ones included.
+    epoch: int = 0  # Complete passes over the log.
+    samples: int = 0  # Samples read in the current pass, held-out ones included.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """All that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     position: Position
-    # What must be the same when the run goes on, by name: the model's shape, the batch, …
+    # Settings that a resumed run must keep, by name: the model's shape, the batch size, …
     settings: Mapping[str, Any]
-    # In memory, or to be read in rows. When saved, those that all processes have alike; when read,
-    # those of the tables too. Groups have no dot in their name.
+    # Tensors by group and name, in memory or to be read in rows. To save, only tensors that are
+    # equal in all processes; when read, also those of tables. Names of groups have no dot.
     tensors: Mapping[str, Mapping[str, "AnyTensor"]]
-    # What the log is known by; empty where nothing is known.
+    # What identifies the log; empty if unknown.
     data: Mapping[str, Any] = field(default_factory=dict)
-    # What files of this checkpoint are known by; empty where it was not read from files.
+    # Hash that identifies the checkpoint's files; empty if it was not read from files.
     sha256: str = ""

@@ -1,4 +1,4 @@
-"""Tables for inference: loaded by a plan, read, and changed by increments alone."""
+"""Load tables for inference by a plan, look them up, and update them by increments."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,30 +25,30 @@ from placer.storage.tensor_rows import AnyTensor, TensorRows, chunk_rows, open_s
 
 
 class ReadOnlyTables(nn.Module):
-    """Tables that answer lookups; they have no parameters, no gradients and no optimizer.
+    """Tables for lookups only, without parameters, gradients or an optimizer.
 
-    Made by `load_read_only`. Rows move between the host's memory and the cache in HBM, as the plan
-    says. `origin` has ``checkpoint`` and ``step`` of the tables, which the first increment has to
-    follow.
+    `load_read_only` makes them. Rows move between the host's memory and the cache in HBM, as the
+    plan says. `origin` has the ``checkpoint`` and ``step`` of the tables. The first increment must
+    begin there.
     """
 
     def __init__(
         self, embeddings: PlacedEmbeddings, origin: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         super().__init__()
-        self._embeddings = (embeddings,)  # In a tuple, so that no state dict gathers them.
+        self._embeddings = (embeddings,)  # In a tuple, so no state dict includes them.
         self._origin = origin
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Features in the order that batches must follow."""
+        """Names of features, in the order that batches must have."""
         return self._embeddings[0].feature_names
 
     @torch.no_grad()
     def forward(self, batch: BagBatch) -> dict[str, Tensor]:
         """Return pooled rows by feature; see `PlacedEmbeddings`.
 
-        Raises DataError if an id is no row of its table, or the batch is of other features.
+        Raises DataError if an id is no row of its table, or the batch has other features.
         """
         pooled: dict[str, Tensor] = self._embeddings[0](batch)
         return pooled
@@ -58,13 +58,13 @@ class ReadOnlyTables(nn.Module):
         return self._embeddings[0].hit_rates()
 
     def apply_increment(self, path: StrPath) -> None:
-        """Change the rows and keys that `placer export --since` lists; call it between requests.
+        """Apply a file of `placer export --since`: change its rows and keys.
 
-        Afterwards answers are, to the bit, those of tables that were loaded from the whole export
-        of the increment's checkpoint.
+        Call this between requests. Afterwards, tables equal those loaded from a whole export of the
+        increment's checkpoint, bit by bit.
 
         Raises CheckpointError if the file is missing, damaged, of other tables or no increment, or
-        does not begin at the checkpoint that the tables have; nothing is changed then.
+        does not begin at the tables' checkpoint. Nothing is changed then.
         """
         tensors, says = open_safetensors(Path(path))
         self._check_begin(path, says)
@@ -79,7 +79,7 @@ class ReadOnlyTables(nn.Module):
             numbers = torch.cat([rows[table][named], torch.zeros_like(gone)])
             moved[table] = torch.cat([with_row, gone]).numpy(), numbers.numpy()
             keys.maps[table].check(*moved[table])
-        self._origin = {}  # Until all is written.
+        self._origin = {}  # Unknown until all rows are written.
         order.synchronize()
         for table, changes in moved.items():
             keys.maps[table].assign(*changes)
@@ -109,7 +109,7 @@ class ReadOnlyTables(nn.Module):
 def _checked_rows(
     path: StrPath, weights: Sequence[TableTensor], plan: Plan, tensors: Mapping[str, TensorRows]
 ) -> dict[str, Tensor]:
-    """Return the rows that an increment changes, by table, after a look at all that it has."""
+    """Check an increment's tensors, and return the rows that it changes, by table."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, torch.dtype] = {}
 
@@ -142,16 +142,15 @@ def _checked_rows(
 
 
 def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTables:
-    """Return tables laid out by a plan, with a folder's weights and no optimizer state.
+    """Load a folder's weights, without optimizer state, into tables placed by a plan.
 
-    The folder is only read, rows at a time. It is what `placer.storage.checkpoint.save_tables`
-    wrote, or `placer export --to shards`, under any plan of these tables; or the file of
-    `placer export --to safetensors`, which tables that grow need, and which
-    `ReadOnlyTables.apply_increment` can change. `placer.plan.serving.serving_plan` makes plans, but
-    any other of one process will do. Options are ``device``, ``backend`` and ``cache_policy`` of
-    `PlacedEmbeddings`.
+    `folder` comes from `placer.storage.checkpoint.save_tables` or `placer export --to shards`,
+    under any plan of these tables. Or it is a file of `placer export --to safetensors`: tables that
+    grow need such a file, and so does `ReadOnlyTables.apply_increment`. It is read a number of rows
+    at a time. Make `plan` with `placer.plan.serving.serving_plan`, or use any plan of one process.
+    Options are ``device``, ``backend`` and ``cache_policy`` of `PlacedEmbeddings`.
 
-    Raises CheckpointError if the folder is missing or damaged, or has not the plan's tables.
+    Raises CheckpointError if the folder is missing or damaged, or lacks tables of the plan.
 
     Examples
     --------

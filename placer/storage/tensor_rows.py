@@ -1,4 +1,4 @@
-"""Tensors that are read and written a number of rows at a time, wherever they are."""
+"""Read and write tensors a number of rows at a time, from memory or files."""
 
 import json
 import math
@@ -25,24 +25,24 @@ NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Types as safetensors calls them."""
+"""Names of types in safetensors."""
 
 CHUNK_BYTES = 32 << 20
-"""Most bytes of rows that are in memory at a time, where one process copies them."""
+"""Most bytes of rows in memory at a time while one process copies them."""
 BLOCK_BYTES = 16 << 20
 """Most bytes of a tensor that a process writes to a checkpoint at a time."""
-MOST_ROWS = 1 << 17  # Of short rows, their ids and ranks are what takes memory.
+MOST_ROWS = 1 << 17  # For short rows, ids and ranks take the memory.
 READ_ROWS = 1 << 16
-"""Rows that readers of checkpoints ask for at a time."""
+"""Number of rows that readers of checkpoints request at a time."""
 
 
 def chunk_rows(row_bytes: int) -> int:
-    """Return rows of a chunk, where one takes so many bytes."""
+    """Return the number of rows in a chunk, for rows of `row_bytes` bytes."""
     return max(1, min(MOST_ROWS, CHUNK_BYTES // max(row_bytes, 1)))
 
 
 def block_rows(row_bytes: int) -> int:
-    """Return a checkpoint block's rows: a power of two, so that reads take whole blocks.
+    """Return the rows of a checkpoint's block: a power of two, so reads take whole blocks.
 
     >>> block_rows(512), block_rows(1 << 30)
     (32768, 1)
@@ -52,7 +52,7 @@ def block_rows(row_bytes: int) -> int:
 
 
 def row_blocks(rows: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield first row and end of each block of so many rows.
+    """Yield the first row and the end of each block of `step` rows.
 
     >>> list(row_blocks(10, 4))
     [(0, 4), (4, 8), (8, 10)]
@@ -63,16 +63,16 @@ def row_blocks(rows: int, step: int) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRows:
-    """A tensor that is somewhere else, and read a number of rows at a time."""
+    """A tensor that is read a number of rows at a time, from memory or from a file."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    # Rows ``start..stop`` on the host; with no dimension, the whole.
+    # Returns rows ``start..stop`` on the host; a tensor without dimensions whole.
     read: Callable[[int, int], Tensor]
 
     @classmethod
     def of(cls, tensor: "AnyTensor") -> "TensorRows":
-        """Return those of a tensor that is in memory, or in rows already.
+        """Return the rows of a tensor in memory, or of one that is read in rows already.
 
         >>> TensorRows.of(torch.arange(4)).read(1, 3)
         tensor([1, 2])
@@ -88,7 +88,7 @@ class TensorRows:
 
     @property
     def rows(self) -> int:
-        """Number of rows; of a tensor without dimensions, 1."""
+        """Number of rows; 1 for a tensor without dimensions."""
         return self.shape[0] if self.shape else 1
 
     @property
@@ -97,32 +97,32 @@ class TensorRows:
         return math.prod(self.shape[1:]) * self.dtype.itemsize
 
     def blocks(self, step: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield first row and values of each block of so many rows."""
+        """Yield the first row and the values of each block of `step` rows."""
         for start, stop in row_blocks(self.rows, step):
             yield start, self.read(start, stop).to(self.dtype)
 
     def whole(self) -> Tensor:
-        """Return the tensor."""
+        """Return the whole tensor in memory."""
         return self.read(0, self.rows)
 
 
 AnyTensor = Tensor | TensorRows
-"""A tensor that is in memory, or comes in rows."""
+"""A tensor in memory, or one that is read in rows."""
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
-    """Return a tensor's bytes as a vector: NumPy lacks bfloat16, and bytes are bytes."""
+    """Return a tensor's bytes as a uint8 vector, because NumPy lacks bfloat16."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a safetensors file, whose rows have their places before any of them is there."""
+    """A tensor of a safetensors file, which may not be written yet."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
-    offset: int = 0  # Where its bytes begin in the file.
+    offset: int = 0  # Its first byte in the file.
 
     @property
     def row_bytes(self) -> int:
@@ -135,7 +135,7 @@ class StoredTensor:
         return self.dtype.itemsize * math.prod(self.shape)
 
     def columns(self, start: int, stop: int) -> slice:
-        """Return bytes of a row that hold some of its columns; of one number a row, all."""
+        """Return the bytes of columns ``start..stop`` in a row; all if a row is one number."""
         if len(self.shape) == 1:
             return slice(0, self.row_bytes)
         return slice(start * self.dtype.itemsize, stop * self.dtype.itemsize)
@@ -145,13 +145,13 @@ def lay_out(
     tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]],
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[bytes, tuple[StoredTensor, ...]]:
-    """Return a safetensors file's first bytes, and its tensors in their order there.
+    """Return the first bytes of a safetensors file, and its tensors in the order of the file.
 
-    They follow from names, types and shapes (https://huggingface.co/docs/safetensors): eight bytes
-    with the size of a JSON header, and this. So a row's place is arithmetic. `metadata` is what the
-    file says of itself.
+    The file begins with the size of a JSON header in eight bytes, then the header
+    (https://huggingface.co/docs/safetensors). Names, types and shapes determine it, so the place of
+    each row is known in advance. `metadata` goes into the header.
     """
-    # As safetensors' own writer does: by falling size of the elements, which aligns all.
+    # Like safetensors' own writer, sort by falling element size, which aligns all tensors.
     ordered = sorted(tensors, key=lambda tensor: (-tensor[1].itemsize, tensor[0]))
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     placed, end = [], 0
@@ -171,7 +171,7 @@ def lay_out(
 
 
 def open_safetensors(path: Path) -> tuple[dict[str, TensorRows], dict[str, str]]:
-    """Open a safetensors file: its tensors, of which rows are read when asked for; what it says."""
+    """Return a safetensors file's tensors, whose rows are read on demand, and its metadata."""
     types = {name: dtype for dtype, name in NAMES.items()}
     try:
         file: Any = safe_open(path, "pt")
@@ -195,7 +195,7 @@ def _read(tensor: Any, start: int, stop: int) -> Tensor:
 def write_safetensors(
     path: Path, tensors: Mapping[str, AnyTensor], metadata: Mapping[str, str] | None = None
 ) -> FileRecord:
-    """Write tensors to a safetensors file; none of them is in memory whole.
+    """Write tensors to a safetensors file, a number of rows at a time.
 
     Raises OSError if the file cannot be written.
     """

@@ -1,7 +1,7 @@
-"""``--topology auto``: this machine's GPUs, memory and links, measured in under a second.
+"""Measure this machine's GPUs, memory and links for ``--topology auto``, in under a second.
 
-Without a GPU one is emulated: a part of host memory of the size asked for plays the GPU's
-memory, so that a plan for a small GPU can be made, trained and tested on a laptop.
+Without a GPU, emulate one: a part of host memory stands in for the GPU's memory. So a plan for a
+small GPU can be made, trained and tested on a laptop.
 """
 
 import os
@@ -24,18 +24,18 @@ _COPY_BYTES = 2**26
 _REPEATS = 3
 
 _DRAM_CORES = 16
-"""Random reads scale with the cores until the memory channels are full, at about this many."""
+"""Random reads scale up to about this many cores, which saturate the memory channels."""
 
 _NVLINK_OVER_PCIE = 1.5
-"""Peers that copy this much faster than the host link are taken to have NVLink."""
+"""Peers have NVLink if they copy faster than this multiple of the host link."""
 
 
 def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> TopologyFields:
-    """Return the machine that this runs on.
+    """Measure and return the machine that this runs on.
 
-    With CUDA GPUs: their memory less 15%, and bandwidths of their memory, of pinned copies
-    and of copies between peers as measured now. Without: one emulated GPU of `hbm` bytes,
-    taken out of host memory, with `emulated` set.
+    CUDA GPUs have their memory less 15%, and measured bandwidths of their memory, of pinned copies
+    and of copies between peers. Without CUDA, the machine has one emulated GPU with `hbm` bytes of
+    host memory, and `emulated` is set.
     """
     try:
         import torch
@@ -55,9 +55,9 @@ def detect(*, hbm: str | int | None = None, dram: str | int | None = None) -> To
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process may use: the machine's, or less by a cgroup.
+    """Return the bytes of memory that this process may use: the machine's, or a cgroup's limit.
 
-    `root` is where ``sys/fs/cgroup`` and ``proc`` are found.
+    `root` is the folder that has ``sys/fs/cgroup`` and ``proc``.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for file in _cgroup_limits(root):
@@ -65,14 +65,14 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
             text = file.read_text().strip()
         except OSError:
             continue
-        # "max" (v2) is no limit; v1 writes about 2^63 for none, which the minimum discards.
+        # Without a limit, v2 writes "max", and v1 about 2^63, which the minimum discards.
         if text.isdecimal():
             limits.append(int(text))
     return min(limits)
 
 
 def _cgroup_limits(root: Path) -> list[Path]:
-    """Return files that may limit this process: of its own cgroup and of all those around it."""
+    """Return files that may limit this process: those of its cgroup and of all parent cgroups."""
     folder = root / "sys/fs/cgroup"
     files = [folder / "memory.max", folder / "memory/memory.limit_in_bytes"]
     try:
@@ -92,7 +92,7 @@ def _cgroup_limits(root: Path) -> list[Path]:
 
 
 def best_rate(amount: int, work: Callable[[], object]) -> float:
-    """Return how much a second the fastest of a few repetitions does, after one to warm up."""
+    """Return `amount` a second in the fastest of a few repetitions, after a warm-up."""
     work()
     fastest = float("inf")
     for _ in range(_REPEATS):
@@ -103,10 +103,10 @@ def best_rate(amount: int, work: Callable[[], object]) -> float:
 
 
 def measure_host() -> tuple[float, float]:
-    """Measure this host's memory for random rows, and for a plain copy, on one thread.
+    """Measure bytes a second of random rows and of a plain copy in host memory, on one thread.
 
-    Rows of 512 bytes are gathered from a table that exceeds common caches; each is read
-    and written, and both count. The copy counts each byte once, as a link does.
+    Rows of 512 bytes are gathered from a table larger than common caches. Reads and writes both
+    count. The copy counts each byte once, like a link.
     """
     table = np.ones((_TABLE_ROWS, _ROW_BYTES // 4), dtype=np.float32)
     picked = np.random.default_rng(0).integers(0, _TABLE_ROWS, _GATHERED_ROWS)
@@ -153,13 +153,13 @@ def _emulated_machine(hbm_bytes: int, dram_bytes: int | None) -> TopologyFields:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What was read and measured of one GPU."""
+    """What the driver reports of one GPU, and its measured bandwidths."""
 
     name: str
     memory_bytes: int
     rows_bytes_per_s: float  # Bandwidth of random rows in its memory, reads and writes together.
     copy_bytes_per_s: float  # Bandwidth of pinned copies from the host.
-    # Bandwidth of copies to the next GPU; None where there is but one.
+    # Bandwidth of copies to the next GPU; None with one GPU.
     peer_bytes_per_s: float | None
 
 
@@ -216,7 +216,7 @@ def _cuda_machine() -> TopologyFields:
 
 
 def _measure_gpu(number: int) -> tuple[float, float]:
-    """Measure a GPU's memory for random rows, and pinned copies to it."""
+    """Measure bytes a second of random rows in a GPU's memory, and of pinned copies to it."""
     import torch
 
     with torch.cuda.device(number):
@@ -239,7 +239,7 @@ def _measure_gpu(number: int) -> tuple[float, float]:
 
 
 def _measure_peer(source: int, target: int) -> float:
-    """Measure copies from one GPU to another, one way."""
+    """Measure bytes a second of copies from one GPU to another."""
     import torch
 
     sent = torch.ones(_COPY_BYTES, dtype=torch.uint8, device=f"cuda:{source}")

@@ -1,4 +1,4 @@
-"""GPUs, hosts and links: the parts of a machine, and what makes a `placer.Topology` of them."""
+"""Describe the parts of a machine: GPUs, hosts and links; and check that they fit together."""
 
 from collections.abc import Set
 from dataclasses import dataclass, field
@@ -17,40 +17,40 @@ Rate = Annotated[float, Gt(0)]
 class Gpu:
     """A GPU that serves lookups from its own memory (HBM) and over its link from DRAM."""
 
-    # ``gpu:3`` and the host that it is attached to, ``host:0``.
+    # Its id, such as ``gpu:3``, and the id of its host, such as ``host:0``.
     id: str
     host: str
-    # HBM that embeddings may take, after whatever is reserved for the rest of the model.
+    # HBM for embeddings, without what is reserved for the rest of the model.
     memory_bytes: int
-    # Effective (measured or derated) bandwidth of random row reads and writes.
+    # Effective bandwidth of random row reads and writes, measured or derated.
     hbm_bytes_per_s: float
     launch_s: float = 5e-6  # Time of one kernel launch.
-    # What it is, such as ``h100``: a name of `placer.topology.kinds.GPU_KINDS`, by which its rate
-    # of arithmetic is known. Empty where nobody says; only dense layers need it.
+    # Name in `placer.topology.kinds.GPU_KINDS`, such as ``h100``, by which its arithmetic rate is
+    # known. Empty if unknown; only dense layers need it.
     chip: str = ""
 
 
 BLOCK_BYTES = 4096
-"""What a drive reads and writes at a time."""
+"""Bytes of a block, which a drive reads or writes at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drive:
     """A host's SSD, or several as one."""
 
-    memory_bytes: Count  # Bytes that embeddings may take.
-    # Blocks of `BLOCK_BYTES` at random places that it reads or writes with many requests at a time.
-    # The defaults are those of one data-centre drive on PCIe 4.0, rounded down from data sheets of
-    # 2021 to 2023 (1.0 to 1.1 million reads, 180 to 200 thousand writes).
+    memory_bytes: Count  # Bytes for embeddings.
+    # Random blocks of `BLOCK_BYTES` that it reads or writes a second, with many parallel requests.
+    # The defaults are for one data-centre drive on PCIe 4.0, rounded down from data sheets of 2021
+    # to 2023 (1.0 to 1.1 million reads, 180 to 200 thousand writes).
     reads_per_s: Rate = 1.0e6
     writes_per_s: Rate = 180e3
 
     def faster(self, times: float) -> "Drive":
-        """Return a drive with so many times as many reads and writes a second."""
+        """Return a drive with `times` as many reads and writes a second."""
         return Drive(self.memory_bytes, self.reads_per_s * times, self.writes_per_s * times)
 
     def row_s(self, row_bytes: float) -> float:
-        """Return the time to read a row of so many bytes, and to write it back later."""
+        """Return the seconds to read a row of `row_bytes` bytes and to write it back later."""
         blocks = -(-row_bytes // BLOCK_BYTES)
         return blocks * (1 / self.reads_per_s + 1 / self.writes_per_s)
 
@@ -59,25 +59,24 @@ class Drive:
 class Host:
     """A host: memory that its GPUs share, and CPUs that can pool rows.
 
-    Without GPUs it is a server: its CPUs pool its rows, and send the sums over the network.
+    A host without GPUs is a server: its CPUs pool its rows and send the sums over the network.
     """
 
     id: str
-    memory_bytes: int  # DRAM that embeddings may take, for all GPUs of the host together.
+    memory_bytes: int  # DRAM for embeddings of all GPUs of the host together.
     # Effective bandwidth of random row reads and writes, for all GPUs together.
     dram_bytes_per_s: float
-    drive: Drive | None = None  # Where cold rows may lie, if anywhere.
+    drive: Drive | None = None  # Drive for cold rows, if any.
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
     """A full-duplex link between two ends: bytes per second each way.
 
-    ``pcie`` joins a GPU to its host, ``nvlink`` a GPU to every GPU of its host (its other
-    end is the host, whose switch it stands for), ``rack`` a host to the other hosts of its rack
-    (its other end is a name such as ``rack:0``), ``network`` a host to the network that joins
-    all hosts (its other end is the literal ``network``). `a` is the GPU or host that the link
-    belongs to.
+    `a` is the GPU or host that the link belongs to, and `b` its other end. ``pcie`` joins a GPU to
+    its host. ``nvlink`` joins a GPU to all GPUs of its host, and `b` is the host. ``rack`` joins a
+    host to the other hosts of its rack, and `b` is a name such as ``rack:0``. ``network`` joins a
+    host to all hosts, and `b` is ``network``.
     """
 
     a: str
@@ -89,7 +88,7 @@ class Link:
 
 @dataclass(frozen=True)
 class TopologyFields:
-    """What presets, files and this machine's measurement give; see `placer.Topology`."""
+    """Fields of a machine from presets, files or measurement; see `placer.Topology`."""
 
     name: str
     gpus: tuple[Gpu, ...]
@@ -100,7 +99,7 @@ class TopologyFields:
 
 
 def check_devices(machine: TopologyFields) -> None:
-    """Raise if a GPU is on no host, or a capacity or bandwidth is not positive."""
+    """Raise if a GPU has no host, a capacity is negative, or a bandwidth is not positive."""
     hosts = {host.id for host in machine.hosts}
     for gpu in machine.gpus:
         if gpu.host not in hosts:
@@ -118,7 +117,7 @@ def check_devices(machine: TopologyFields) -> None:
 
 
 def check_links(machine: TopologyFields, known: Set[str]) -> None:
-    """Raise if a link joins what is not known, or devices that it cannot join."""
+    """Raise if a link joins unknown devices, or devices that its kind cannot join."""
     for link in machine.links:
         ends = (link.a,) if link.kind == "rack" else (link.a, link.b)
         for end in ends:

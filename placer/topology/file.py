@@ -1,4 +1,4 @@
-"""Topology files: YAML or TOML that people write, and YAML that placer writes.
+"""Read topology files in YAML or TOML, and write them as YAML.
 
 docs/topology.md describes the schema.
 """
@@ -70,7 +70,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class GpuEntry(StrictModel):
-    """One GPU, or equal ones with an id such as ``gpu:[0-7]``."""
+    """One GPU, or equal GPUs with an id such as ``gpu:[0-7]``."""
 
     id: str
     host: str
@@ -81,7 +81,7 @@ class GpuEntry(StrictModel):
 
 
 class DriveEntry(StrictModel):
-    """A host's SSD, or several as one; blocks of 4 KiB a second."""
+    """A host's SSD, or several as one. Rates are in blocks of 4 KiB a second."""
 
     memory_bytes: Size = Field(alias="memory")
     reads_per_s: PerSecond = Drive(0).reads_per_s
@@ -89,7 +89,7 @@ class DriveEntry(StrictModel):
 
 
 class HostEntry(StrictModel):
-    """One host, or equal ones with an id such as ``host:[0-3]``."""
+    """One host, or equal hosts with an id such as ``host:[0-3]``."""
 
     id: str
     memory_bytes: Size = Field(alias="memory")
@@ -98,7 +98,7 @@ class HostEntry(StrictModel):
 
 
 class LinkEntry(StrictModel):
-    """One link, or equal ones with an end such as ``gpu:[0-7]``."""
+    """One link, or equal links with an end such as ``gpu:[0-7]``."""
 
     a: str
     b: str
@@ -121,7 +121,7 @@ class TopologyFile(StrictModel):
 def read(path: str | os.PathLike[str]) -> TopologyFields:
     """Read a topology from a YAML or TOML file; see `placer.Topology.load`.
 
-    Raises TopologyError if the file cannot be read, or an id is none; see
+    Raises TopologyError if the file cannot be read, or an id is malformed; see
     `placer.config_file.read_file`.
     """
     entries = read_file(path, TopologyFile, "topology", TopologyError)
@@ -132,7 +132,7 @@ def read(path: str | os.PathLike[str]) -> TopologyFields:
 
 
 def dumps(topology: TopologyFields) -> str:
-    """Return a topology as YAML text; devices and links alike but for a number share an entry."""
+    """Return a topology as YAML text. Entries that only differ in a number are written as one."""
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
         document["emulated"] = True
@@ -154,7 +154,7 @@ def dumps(topology: TopologyFields) -> str:
 
 
 def _document(entry: type[StrictModel], value: object, **changed: Any) -> dict[str, Any]:
-    """Return a value as a file has it, which leaves out what is empty by default."""
+    """Return a value as an entry of a file, without fields that are empty by default."""
     known = entry.model_fields
     values = {name: getattr(value, name) for name in known} | changed
     kept = {name: one for name, one in values.items() if one or known[name].default != one}
@@ -162,7 +162,7 @@ def _document(entry: type[StrictModel], value: object, **changed: Any) -> dict[s
 
 
 def _check_number(entries: TopologyFile) -> None:
-    """Refuse more devices or links than a machine has, before they are made."""
+    """Raise if there are too many devices or links, before making them."""
     gpus, hosts = (sum(_number(one.id) for one in each) for each in (entries.gpus, entries.hosts))
     links = sum(_number(link.a) * _number(link.b) for link in entries.links)
     for count, what in ((gpus, "GPUs"), (hosts, "hosts"), (links, "links")):
@@ -200,7 +200,7 @@ _MOST_DEVICES = 65536
 
 
 def _expand(id_: str) -> list[str]:
-    """``gpu:[0-2]`` → ``gpu:0``, ``gpu:1``, ``gpu:2``; other ids stand for themselves."""
+    """Return the ids of ``gpu:[0-2]``: ``gpu:0``, ``gpu:1``, ``gpu:2``; of another id, itself."""
     match = _RANGE.fullmatch(id_)
     if match is None:
         return [id_]
@@ -209,7 +209,7 @@ def _expand(id_: str) -> list[str]:
 
 
 def _number(id_: str) -> int:
-    """Return how many devices an id stands for."""
+    """Return the number of devices that an id stands for."""
     match = _RANGE.fullmatch(id_)
     if match is None:
         if "[" in id_ or not id_:
@@ -226,7 +226,7 @@ _NUMBERED = re.compile(r"(.*?)(0|[1-9][0-9]*)")
 
 
 def _grouped(items: Iterable[_T], name: str) -> list[tuple[str, _T]]:
-    """Group items whose names have consecutive numbers and that are else equal under one id."""
+    """Group equal items with consecutive numbers under one id such as ``gpu:[0-7]``."""
     runs: list[tuple[str, int, int, _T]] = []
     nameless: Any = {name: ""}
     for item in items:

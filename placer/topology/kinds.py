@@ -1,8 +1,8 @@
-"""GPUs, and the servers that they come in: what vendors state, and what of it rows reach.
+"""List GPUs and their usual servers: the vendors' figures, and the share that random rows reach.
 
-Every constant has its source. What is assumed says so by that word, in `Rate.source`: reports mark
-it by that. Nobody has held steps on AMD's and Intel's, L4, L40S, A10, A10G and GB200 against this
-cost model.
+Every constant has its source. Assumptions have the word "assumed" or "assumption" in `Rate.source`,
+which reports look for. Steps on AMD and Intel GPUs, L4, L40S, A10, A10G and GB200 were never
+compared with the cost model.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ _GB = 1e9
 _GBIT = 1e9 / 8
 
 NVLINK_LATENCY_S = 6e-6
-"""A small all-reduce of two H100 in CUDA graphs (NCCL 1259)."""
+"""Seconds of a small all-reduce of two H100 in CUDA graphs (NCCL issue 1259)."""
 
 NETWORK_LATENCY_S = 25e-6
-"""NCCL's own estimate of a small all-reduce over two hosts of H100, where 62 us were measured
-(NCCL 1453)."""
+"""NCCL's estimate, in seconds, of a small all-reduce over two hosts of H100. 62 us were measured
+(NCCL issue 1453)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A bandwidth: the vendor's figure, the share of it that rows reach, and why."""
+    """A bandwidth: the vendor's figure, the share that random rows reach, and the sources."""
 
     stated_bytes_per_s: float  # The vendor's figure, each way.
-    share: float  # Effective over stated bandwidth, in 0..1.
-    source: str  # Where both come from.
+    share: float  # Effective bandwidth / stated bandwidth, in 0..1.
+    source: str  # Sources of both numbers.
 
     @property
     def bytes_per_s(self) -> float:
@@ -34,11 +34,11 @@ class Rate:
         return self.stated_bytes_per_s * self.share
 
     def scaled(self, factor: float) -> "Rate":
-        """Return a part of it, such as one GPU's share of its host's memory bandwidth."""
+        """Return a multiple, such as one GPU's part of its host's memory bandwidth."""
         return Rate(self.stated_bytes_per_s * factor, self.share, self.source)
 
     def describe(self) -> str:
-        """Say in words: figure, share and source."""
+        """Describe effective bandwidth, share, stated bandwidth and source in words."""
         return (
             f"{self.bytes_per_s / _GB:.4g} GB/s = {self.share:.3g} of "
             f"{self.stated_bytes_per_s / _GB:.4g} GB/s: {self.source}"
@@ -51,8 +51,8 @@ class GpuKind:
 
     name: str
     memory_bytes: int  # As nvidia-smi reports it, or as `memory_source` says.
-    # Of its memory, of the link to its host, PCIe or another one, and of those to the other GPUs of
-    # its host, all together, by NVLink or another fabric; None without the latter.
+    # Bandwidths of its memory; of the link to its host, PCIe or another; and of all links to other
+    # GPUs of its host together, NVLink or another fabric, None without such links.
     hbm: Rate
     pcie: Rate
     nvlink: Rate | None
@@ -61,15 +61,15 @@ class GpuKind:
 
 @dataclass(frozen=True, slots=True)
 class HostKind:
-    """The 8-GPU server that a GPU usually comes in; fewer GPUs get their share of it."""
+    """The usual 8-GPU server of a GPU. A host with fewer GPUs is a proportional part of it."""
 
     name: str
     memory_bytes: int
-    # Of its memory, and to other hosts.
+    # Bandwidths of its memory, and to other hosts.
     dram: Rate
     network: Rate
-    network_latency_s: float = NETWORK_LATENCY_S  # Of a collective over several hosts.
-    # GPUs that one such network joins; None if there is no limit of that kind.
+    network_latency_s: float = NETWORK_LATENCY_S  # Latency of a collective over several hosts.
+    # Most GPUs that such a network joins; None without a limit.
     most_gpus: int | None = None
 
 
@@ -102,8 +102,8 @@ def _nvswitch(gb_per_s: float, chip: str) -> Rate:
     )
 
 
-# A cube mesh of 8 joins a GPU to 4 of its 7 peers; the other 3 are two hops away, so that a
-# byte of an even all-to-all crosses (4 + 3 * 2) / 7 links on average.
+# A cube mesh of 8 GPUs joins each to 4 of its 7 peers. The other 3 are two hops away, so a byte of
+# an even all-to-all crosses (4 + 3 * 2) / 7 links on average.
 _CUBE_MESH = Rate(
     150 * _GB,
     0.80 * 7 / 10,
@@ -125,7 +125,7 @@ def _other_hbm(gb_per_s: float, source: str) -> Rate:
 
 
 def _instinct(name: str, gib: int, gb_per_s: float, fabric_gb_per_s: float) -> GpuKind:
-    """Make a GPU of AMD, whose Infinity Fabric has so many GB/s each way to each of 7 peers."""
+    """Make an AMD GPU with `fabric_gb_per_s` of Infinity Fabric each way to each of 7 peers."""
     chip = f"AMD Instinct {name.upper()}"
     fabric = Rate(
         7 * fabric_gb_per_s * _GB,
@@ -139,7 +139,7 @@ def _instinct(name: str, gib: int, gb_per_s: float, fabric_gb_per_s: float) -> G
 
 
 def _gaudi(number: int, gb: int, gb_per_s: float, pcie: Rate, gbit_per_s: int) -> GpuKind:
-    """Make an accelerator of Intel, 21 of whose Ethernet ports go to the others of a server."""
+    """Make an Intel accelerator with 21 Ethernet ports to the others of its server."""
     ethernet = Rate(
         21 * gbit_per_s * _GBIT,
         0.80,
@@ -225,13 +225,13 @@ def _rdma(ports: int, gbit_per_s: int, where: str) -> Rate:
 
 
 BETWEEN_RACKS = _rdma(8, 400, "DGX GB200: an InfiniBand port for each GPU")
-"""Of 8 GPUs, from one GB200 NVL72 to another."""
+"""Bandwidth of 8 GPUs together, from one GB200 NVL72 to another."""
 
 
 def _server(
     name: str, gib: int, dram: Rate, ports: int, gbit_per_s: int, where: str = ""
 ) -> HostKind:
-    """Make a server, whose network is stated in documents of `where`, by default of its name."""
+    """Make a server. `where` names the source of its network, by default the server."""
     return HostKind(name, gib * _GIB, dram, _rdma(ports, gbit_per_s, where or name))
 
 
@@ -302,7 +302,7 @@ _BIG_BASIN = (
 )
 
 _ZION = (
-    # The prototype's accelerators have no links among themselves: peers meet in host memory.
+    # The prototype's accelerators have no links to each other: peers exchange by host memory.
     GpuKind("v100-16", 16160 * _MIB, _V100_HBM, _PCIE3, None),
     HostKind(
         f"Zion prototype, 8 sockets ({_ACUN})",
@@ -333,10 +333,10 @@ CPU_SERVER = HostKind(
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars for one GPU and hour, its part of the server included."""
+    """Dollars for one GPU and hour, including its part of the server."""
 
     dollars_per_gpu_hour: float
-    source: str = ""  # The list, the server and the date; empty for a user's own.
+    source: str = ""  # Price list, server and date; empty for a user's own price.
 
 
 def _aws(dollars: float, instance: str) -> Price:
@@ -373,7 +373,7 @@ LIST_PRICES: dict[str, Price] = {
     "mi300x": _oci(48.0, "BM.GPU.MI300X.8"),
     "mi355x": _oci(68.8, "BM.GPU.MI355X.8"),
 }
-"""What GPUs cost an hour, by their names: list prices of two providers, on demand, with their date.
+"""Prices of GPUs an hour, by name: dated on-demand list prices of two providers.
 
-They change, differ by region, and nobody with a contract pays them: give your own
-(`placer fleet --price h100=2.5`). MI350X and Gaudi are in neither list, and have no price here."""
+List prices change, differ by region, and are higher than contract prices. So give your own prices
+(`placer fleet --price h100=2.5`). MI350X and Gaudi are in neither list, so they have no price."""

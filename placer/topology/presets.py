@@ -1,9 +1,8 @@
-"""Machines by name: ``8xh100``, ``2x8xa100-80``, ``1xt4``, ``big-basin``, ``zion+4xcpu``.
+"""Make machines by name: ``8xh100``, ``2x8xa100-80``, ``1xt4``, ``big-basin``, ``zion+4xcpu``.
 
-Every constant is data with its source: what the vendor states, and the share of it that
-random reads and writes of embedding rows reach. Where no measurement is known the share is
-an assumption, and `Topology.sources` says so; a file (docs/topology.md) replaces it by
-anybody's own.
+Every constant has its source: the vendor's figure, and the share of it that random reads and writes
+of embedding rows reach. Shares without a measurement are assumptions, and `Topology.sources` says
+so. Write a file (docs/topology.md) to use your own constants.
 """
 
 import re
@@ -25,29 +24,29 @@ from placer.topology.kinds import (
 _MIB, _GIB = 2**20, 2**30
 
 RESERVED_HBM_SHARE = 0.15
-"""HBM that presets leave to dense weights, activations and the CUDA context.
+"""Share of HBM that presets reserve for dense weights, activations and the CUDA context.
 
-The figure TorchRec's planner reserves by default (`HeuristicalStorageReservation(0.15)`).
+TorchRec's planner reserves the same by default (`HeuristicalStorageReservation(0.15)`).
 """
 
 RESERVED_DRAM_SHARE = 0.10
-"""Host memory that presets leave to the operating system and data loading."""
+"""Share of host memory that presets reserve for the operating system and data loading."""
 
 _GPUS_PER_HOST = 8
 _MOST_HOSTS = 1024
 _GRAMMAR = re.compile(r"(?:(?P<nodes>\d+)x)?(?P<count>\d+)x(?P<kind>[a-z][a-z0-9-]*)")
 _CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")
 _RACK = "gb200-nvl72"
-"""A rack of 36 Grace with 2 GPUs each, all on NVLink."""
+"""Name of a rack of 36 Grace CPUs with 2 GPUs each, all on NVLink."""
 _RACK_HOSTS, _RACK_HOST = 36, "2xgb200"
 _SEVERAL_RACKS = re.compile(rf"(?P<racks>\d+)x{_RACK}")
 _SERVERS = re.compile(rf"(?:(?P<nodes>\d+)x)?(?P<name>{'|'.join(NAMED)})")
 
 
 def chip_called(name: str, memory_bytes: int) -> str:
-    """Return the name in `GPU_KINDS` of a GPU that a driver calls so, or nothing if it has none.
+    """Return the name in `GPU_KINDS` of a GPU, from its driver's name; empty if it has none.
 
-    Cards for PCIe slots, which are slower, have none.
+    PCIe cards have none, because they are slower.
 
     >>> chip_called("NVIDIA A100-SXM4-80GB", 80 * 2**30)
     'a100-80'
@@ -60,7 +59,7 @@ def chip_called(name: str, memory_bytes: int) -> str:
 
 
 def preset_help() -> str:
-    """Return what `preset` takes, in one line for error messages and ``--help``."""
+    """Describe the names that `preset` takes in one line, for errors and ``--help``."""
     return (
         f"[NODESx]COUNTxKIND, such as 8xh100 or 16x8xh100, with KIND one of "
         f"{', '.join(GPU_KINDS)}; or {', '.join([_RACK, *NAMED])} (also 2x{_RACK}, 4xbig-basin); "
@@ -69,15 +68,15 @@ def preset_help() -> str:
 
 
 def preset(text: str) -> TopologyFields | None:
-    """Return the machine that a preset's name stands for, or None if `text` is not of that form.
+    """Return the machine of a preset's name, or None if `text` does not have such a form.
 
-    ``[NODESx]COUNTxKIND``: COUNT GPUs in each of NODES hosts. A host with fewer than 8 GPUs
-    has that share of the memory, memory bandwidth and network of the 8-GPU server that
-    HOST_KINDS names. GPUs keep 85% of their memory for embeddings and hosts 90%. A name may end in
-    ``+Nxcpu``: N servers without GPUs, each as `CPU_SERVER` says.
+    ``[NODESx]COUNTxKIND`` has COUNT GPUs in each of NODES hosts. A host with fewer than 8 GPUs has
+    a proportional part of the memory, memory bandwidth and network of the 8-GPU server in
+    `HOST_KINDS`. Embeddings get 85% of a GPU's memory and 90% of a host's. The ending ``+Nxcpu``
+    adds N servers without GPUs, like `CPU_SERVER`.
 
-    Raises TopologyError if the form is right but the kind is unknown or the counts are out of
-    range; the message lists the kinds.
+    Raises TopologyError if the form is right, but the kind is unknown or a count is out of range.
+    The message lists the kinds.
     """
     name = text.strip().lower()
     with_gpus, plus, cpus = name.partition("+")
@@ -105,7 +104,7 @@ def preset(text: str) -> TopologyFields | None:
 
 
 def _spelled(name: str) -> tuple[str, int]:
-    """Return the name with a rack written as its hosts, and the number of racks."""
+    """Return the name with racks written as their hosts, and the number of racks."""
     several = _SEVERAL_RACKS.fullmatch(name)
     racks = int(several["racks"]) if several else 1
     is_rack = several or name == _RACK
@@ -113,7 +112,7 @@ def _spelled(name: str) -> tuple[str, int]:
 
 
 def kinds(text: str) -> tuple[GpuKind, HostKind, int] | None:
-    """Return the GPU, the whole server and the GPUs per host of a preset, or None if it is none."""
+    """Return the GPU, the 8-GPU server and the GPUs per host of a preset; None if unknown."""
     name, _ = _spelled(text.strip().lower().partition("+")[0])
     servers = _SERVERS.fullmatch(name)
     if servers is not None:
@@ -129,7 +128,7 @@ def _whole_mib(size_bytes: float) -> int:
 
 
 def cpu_server(id_: str = "cpu:0") -> Host:
-    """Return a server without GPUs, with what its system leaves of its memory."""
+    """Return a server without GPUs, less the memory that its system needs."""
     memory_bytes = int(CPU_SERVER.memory_bytes * (1 - RESERVED_DRAM_SHARE))
     return Host(id_, memory_bytes, CPU_SERVER.dram.bytes_per_s)
 
@@ -174,7 +173,7 @@ def _build(
         )
         sources["nvlink bandwidth"] = gpu.nvlink.describe()
     in_racks = racks > 1 or (servers and host.most_gpus)
-    if in_racks:  # What joins the hosts of one rack then joins those of each.
+    if in_racks:  # The network then joins hosts within each rack.
         links.extend(
             Link(
                 one.id,

@@ -1,4 +1,4 @@
-"""The machine: GPUs, hosts and the links between them, as a graph."""
+"""Describe a machine: GPUs, hosts and the links between them."""
 
 import os
 from collections import Counter
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     import networkx as nx
 
 _ROUND_NUMBERS = 1.08
-"""Cards of 80 GB report 79.6 GiB, those of 24 GB 22.5: people write 80GiB and 24GiB."""
+"""Allow this multiple of a card's memory: people write 80GiB for a card that reports 79.6 GiB."""
 
 
 @dataclass(frozen=True)
 class Topology(TopologyFields):
-    """GPUs, hosts and links.
+    """A machine: GPUs, hosts and the links between them.
 
     Raises
     ------
     TopologyError
-        If a link or GPU names a device that does not exist, a GPU has no way to its
-        host's memory, a host no way to hosts without GPUs, or a capacity is not positive.
+        If a link or GPU names a missing device, a GPU has no link to its host's memory, a host has
+        no link to hosts without GPUs, or a bandwidth is not positive.
 
     Examples
     --------
@@ -63,11 +63,11 @@ class Topology(TopologyFields):
 
     @cached_property
     def graph(self) -> "nx.Graph":
-        """The same as a networkx graph: devices as nodes, links as edges, all as attributes.
+        """The machine as a networkx graph: devices are nodes, links are edges.
 
-        A multigraph, because a GPU can be joined to its host by PCIe and by NVLink.
+        It is a multigraph, because PCIe and NVLink can both join a GPU to its host.
         """
-        import networkx as nx  # A tenth of a second, and few need the graph.
+        import networkx as nx  # Takes 0.1 s to load, and is rarely needed.
 
         graph = nx.MultiGraph(name=self.name)
         for gpu in self.gpus:
@@ -89,27 +89,27 @@ class Topology(TopologyFields):
         return {(end, link.kind): link for link in self.links for end in (link.a, link.b)}
 
     def link_of(self, device: str, kind: LinkKind) -> Link | None:
-        """Return the link of a kind that begins at a device, if there is one."""
+        """Return a device's link of a kind, or None."""
         return self._links_by_end.get((device, kind))
 
     @cached_property
     def gpus_by_id(self) -> dict[str, Gpu]:
-        """GPUs by their id."""
+        """GPUs by id."""
         return {gpu.id: gpu for gpu in self.gpus}
 
     @cached_property
     def gpu_numbers(self) -> dict[str, int]:
-        """The place of each GPU in `gpus`, by its id."""
+        """Index of each GPU in `gpus`, by id."""
         return {gpu.id: number for number, gpu in enumerate(self.gpus)}
 
     @cached_property
     def hosts_by_id(self) -> dict[str, Host]:
-        """Hosts by their id."""
+        """Hosts by id."""
         return {host.id: host for host in self.hosts}
 
     @cached_property
     def servers(self) -> tuple[Host, ...]:
-        """Hosts without GPUs: their CPUs pool the rows in their memory, and send the sums.
+        """Hosts without GPUs. Their CPUs pool rows in their memory and send the sums.
 
         Examples
         --------
@@ -120,12 +120,12 @@ class Topology(TopologyFields):
 
     @cached_property
     def serving(self) -> tuple[Gpu | Host, ...]:
-        """All who may serve shards: GPUs, and then hosts without GPUs."""
+        """All devices that can serve shards: GPUs, then hosts without GPUs."""
         return (*self.gpus, *self.servers)
 
     @cached_property
     def serving_numbers(self) -> dict[str, int]:
-        """The place of each device in `serving`, by its id."""
+        """Index of each device in `serving`, by id."""
         return {device.id: number for number, device in enumerate(self.serving)}
 
     def gpus_of(self, host: str) -> tuple[Gpu, ...]:
@@ -141,7 +141,7 @@ class Topology(TopologyFields):
 
     @cached_property
     def kind_of_gpu(self) -> tuple[int, ...]:
-        """The number of the kind of each of `serving`, from 0: a kind is equally fast at all.
+        """Number of the kind of each device in `serving`. Devices of one kind are equally fast.
 
         Examples
         --------
@@ -180,7 +180,7 @@ class Topology(TopologyFields):
     def peer_bytes_per_s(self, gpu: str) -> float:
         """Return the bandwidth between a GPU and the other GPUs of its host, each way.
 
-        Without NVLink, peers talk over PCIe.
+        Without NVLink, peers use PCIe.
         """
         link = self.link_of(gpu, "nvlink") or self.link_of(gpu, "pcie")
         assert link is not None, "checked when the topology was made"
@@ -188,7 +188,7 @@ class Topology(TopologyFields):
 
     @cached_property
     def _rack_sizes(self) -> dict[str, int]:
-        """GPUs of each rack that a link names."""
+        """Number of GPUs in each rack, by the rack's name."""
         sizes: Counter[str] = Counter()
         for link in self.links:
             if link.kind == "rack":
@@ -196,23 +196,23 @@ class Topology(TopologyFields):
         return sizes
 
     def _gpus_in_rack(self, host: str) -> int:
-        """Count the GPUs that are reached without the network: of the host's rack, or the host."""
+        """Return the number of GPUs in the host's rack, or on the host if it is in no rack."""
         link = self.link_of(host, "rack")
         return len(self.gpus_of(host)) if link is None else self._rack_sizes[link.b]
 
     def rack_bytes_per_s(self, gpu: str) -> float:
-        """Return a GPU's share of its host's way to other hosts of its rack; 0 without a rack."""
+        """Return a GPU's share of its host's bandwidth to its rack, each way; 0 without a rack."""
         return self._host_share(gpu, "rack")
 
     def network_bytes_per_s(self, gpu: str) -> float:
-        """Return a GPU's share of its host's way to other hosts, each way; 0 if there is none."""
+        """Return a GPU's share of its host's network bandwidth, each way; 0 without a network."""
         return self._host_share(gpu, "network")
 
     def server_bytes_per_s(self, server: str) -> float:
-        """Return what a host without GPUs sends to GPUs, or gets from them, each way.
+        """Return the bandwidth between a host without GPUs and all GPUs, each way.
 
-        Their hosts' links, or the GPUs' own, may be slower than those of all servers: each server
-        then has an even part of them.
+        If links of GPUs or their hosts are slower than all servers together, each server has an
+        even part of those links.
         """
         ports = [self.link_of(host.id, "network") for host in self.hosts]
         own = self.link_of(server, "network")
@@ -227,9 +227,9 @@ class Topology(TopologyFields):
         return 0.0 if link is None else link.bytes_per_s / len(self.gpus_of(host))
 
     def allreduce_s(self, summed_bytes: float) -> float:
-        """Return the time to sum an array over all GPUs, so that each has the sum.
+        """Return the seconds of an all-reduce of `summed_bytes` over all GPUs.
 
-        Around rings (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002): of N GPUs, each
+        It uses rings (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002): each of N GPUs
         sends 2 (N − 1) / N of the bytes to its neighbour, and a ring leaves each host once.
         """
         total = len(self.gpus)
@@ -249,10 +249,10 @@ class Topology(TopologyFields):
         return sent_bytes * slowest
 
     def exchange_s(self, gpu: str, sent_bytes: float) -> float:
-        """Return the time for a GPU to spread `sent_bytes` evenly over all GPUs, itself included.
+        """Return the seconds for a GPU to send `sent_bytes` evenly to all GPUs, itself included.
 
-        One direction of an all-to-all. What stays on the GPU is free; what goes to peers, to other
-        hosts of the rack and to other racks moves at the same time.
+        This is one direction of an all-to-all. The part that stays on the GPU is free. Parts to
+        peers, to other hosts of the rack and to other racks are sent at the same time.
         """
         total, host = len(self.gpus), self.gpus_by_id[gpu].host
         peers, in_rack = len(self.gpus_of(host)) - 1, self._gpus_in_rack(host)
@@ -270,9 +270,9 @@ class Topology(TopologyFields):
 
     @cached_property
     def exchange_latency_s(self) -> float:
-        """Time of a collective that sends nothing; 0 where links state no latency.
+        """Seconds of a collective without data, over all GPUs and servers.
 
-        Of all GPUs, and of all servers, which have a part in every step.
+        It is the largest latency of the links that it uses; 0 if links state none.
         """
         reached = {host: self._gpus_in_rack(host) for host in self._gpus_by_host}
         is_wide = min(reached.values()) < len(self.gpus) or bool(self.servers)
@@ -296,9 +296,9 @@ class Topology(TopologyFields):
         dram: str | int | None = None,
         ssd: str | int | None = None,
     ) -> "Topology":
-        """Return the same machine with other budgets: `hbm` for each GPU, others for its host.
+        """Return the machine with other budgets: `hbm` of each GPU, `dram` and `ssd` of each host.
 
-        `dram` and `ssd` are of each host with GPUs; hosts without keep what they have.
+        Hosts without GPUs keep their memory.
 
         Raises TopologyError if a GPU would have more memory than its card.
         """
@@ -332,12 +332,12 @@ class Topology(TopologyFields):
     ) -> "Topology":
         """Make the machine of a preset (``8xh100+4xcpu``), a YAML/TOML file, or ``auto``.
 
-        `hbm` and `dram` override the budget of each GPU and of its host; without them presets
-        keep a part of the memory for the rest of the model (see `placer.topology.presets`). `ssd`
-        gives the host of each GPU a drive of so many bytes, or overrides its size.
+        `hbm` and `dram` set the memory of each GPU and of its host. By default, presets reserve a
+        part of it for the rest of the model (see `placer.topology.presets`). `ssd` gives the host
+        of each GPU a drive of this size, or changes the size of its drive.
 
-        Raises TopologyError if the text is none of these, and the message lists the presets; or if
-        a GPU or host would have more memory than it is known to have.
+        Raises TopologyError if the text is unknown; the message lists the presets. Raises it if a
+        GPU or host would have more memory than such a device has.
         """
         from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
 
@@ -360,7 +360,7 @@ class Topology(TopologyFields):
         return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram, ssd=ssd)._checked(known_bytes)
 
     def _checked(self, host_bytes: float = float("inf")) -> "Topology":
-        """Return the topology if no device has more memory than its card, or than `host_bytes`."""
+        """Return the topology, or raise if a GPU exceeds its card or a host `host_bytes`."""
         for gpu in self.gpus:
             if gpu.chip in GPU_KINDS:
                 most = GPU_KINDS[gpu.chip].memory_bytes
@@ -392,7 +392,7 @@ class Topology(TopologyFields):
             raise TopologyError(f"{path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the topology as YAML, atomically; `load` gives an equal one back."""
+        """Write the topology as YAML, atomically; `load` returns an equal topology."""
         from placer.config_file import write_yaml
         from placer.topology.file import dumps
 

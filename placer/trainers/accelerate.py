@@ -1,7 +1,7 @@
-"""Accelerate: tables in a folder within each of its checkpoints.
+"""Save tables in a folder inside each of Accelerate's checkpoints.
 
-Tables that are small enough for a pickle need none of this: what `placer.apply_plan` returns goes
-to ``accelerator.register_for_checkpointing``.
+Small tables do not need this: pass the result of `placer.apply_plan` to
+``accelerator.register_for_checkpointing``, which pickles it.
 """
 
 from pathlib import Path
@@ -17,10 +17,11 @@ FOLDER = "placed_tables"
 
 
 def register_tables(accelerator: Accelerator, applied: AppliedPlan) -> None:
-    """Save what `apply_plan` returned with `accelerator.save_state`; load it with `load_state`.
+    """Save placed tables with `accelerator.save_state`, and load them with `load_state`.
 
-    The tables lie in a folder within the checkpoint, weights and optimizer state, written by all
-    ranks a block of rows at a time; the model's own file has the dense layers alone.
+    `applied` comes from `apply_plan`. A folder inside the checkpoint holds weights and optimizer
+    state. All ranks write it, a block of rows at a time. The model's own file then only has the
+    dense layers.
     """
     applied.leave_state_dict()
 

@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer`, which saves, resumes, accumulates and clips placed tables too."""
+"""Train placed tables with Hugging Face's `Trainer`: save, resume, accumulate and clip."""
 
 import warnings
 from pathlib import Path
@@ -19,13 +19,13 @@ FOLDER = "placed_tables"
 class PlacerTrainer(Trainer):
     """A `transformers.Trainer` for models whose tables a plan has placed.
 
-    Make the `TrainingArguments` first, as they initialize torch.distributed, then apply the plan,
-    then make the trainer. Each checkpoint then has a folder of the tables, weights and optimizer
-    state, beside the model's file, which has the dense layers alone; ``resume_from_checkpoint`` and
-    ``load_best_model_at_end`` load both. Tables are updated with the optimizer, so that
-    ``gradient_accumulation_steps``, the schedule of learning rates and, in one process,
-    ``max_grad_norm`` reach them. Beside a trainer of your own: ``class Mine(PlacerTrainer, Own)``.
-    It is made as a `transformers.Trainer` is, and `applied` are its tables.
+    First make the `TrainingArguments`, which initialize torch.distributed. Then apply the plan, and
+    then make the trainer, with the arguments of a `transformers.Trainer`. Its tables are `applied`.
+    Each checkpoint has a folder with the tables' weights and optimizer state, and the model's file
+    with the dense layers. ``resume_from_checkpoint`` and ``load_best_model_at_end`` load both.
+    Tables are updated in the optimizer's step. So ``gradient_accumulation_steps``, the schedule of
+    learning rates and, in one process, ``max_grad_norm`` also apply to them. To combine it with
+    your own trainer, write ``class Mine(PlacerTrainer, Own)``.
 
     Raises PlanMismatchError if no plan is applied to the model.
     """
@@ -33,7 +33,7 @@ class PlacerTrainer(Trainer):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.applied: AppliedPlan = applied_plan(self.model)
-        # `Trainer` asks one rank alone for the model's state dict, and all have to gather tables.
+        # `Trainer` takes the state dict on one rank only, but all ranks must gather tables.
         self.applied.leave_state_dict()
         self._updates_tables: torch.optim.Optimizer | None = None
         tables = self.applied.tables.values()
@@ -46,7 +46,7 @@ class PlacerTrainer(Trainer):
             )
 
     def create_optimizer(self, *arguments: Any, **options: Any) -> torch.optim.Optimizer:
-        """Return the optimizer, whose steps update the tables."""
+        """Make the optimizer, and let its steps update the tables."""
         super().create_optimizer(*arguments, **options)
         optimizer: torch.optim.Optimizer = self.optimizer
         if self._updates_tables is not optimizer:
@@ -55,7 +55,7 @@ class PlacerTrainer(Trainer):
         return optimizer
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and its tables in a folder beside it; all ranks must call it."""
+        """Save the model, and its tables in a folder beside it; all ranks must call this."""
         super().save_model(output_dir, _internal_call)
         folder = Path(output_dir or self.args.output_dir) / FOLDER
         save_tables(folder, self.applied, replace=True)

@@ -1,4 +1,4 @@
-"""Lightning: a callback that saves and loads what the module's state dict lacks."""
+"""Save and load placed tables with Lightning's checkpoints, by a callback."""
 
 import secrets
 import shutil
@@ -17,24 +17,24 @@ from placer.files import StrPath
 from placer.storage.checkpoint import load_tables, save_tables
 
 KEY = "placer"
-"""Of a Lightning checkpoint: what this callback adds."""
+"""Key of this callback's entry in a Lightning checkpoint."""
 
 
 class PlacerCallback(Callback):
     """Saves the state of placed tables with each checkpoint, and loads it in `fit(ckpt_path=...)`.
 
-    Without it a resumed run starts the tables' optimizer again, for Lightning knows only the
-    optimizers of `configure_optimizers`.
+    Without it, a resumed run starts with a new optimizer state of the tables, because Lightning
+    only saves the optimizers of `configure_optimizers`.
 
     Parameters
     ----------
     folder : path, optional
-        Where tables are saved in folders of their own, without gathering them: for tables that
-        are too large for the checkpoint file, which then names the folder, and has the dense layers
-        alone. All ranks must see it. By default everything is in Lightning's file.
+        Save the tables of each checkpoint in a folder below this one, without gathering them. Use
+        it for tables that are too large for Lightning's file, which then only has the dense layers
+        and the folder's name. All ranks must see it. By default, Lightning's file has everything.
     keep : int, optional
-        How many of these folders stay, the newest; by default all. A checkpoint file whose folder
-        is gone cannot be loaded.
+        Number of newest folders to keep; by default all. A checkpoint file without its folder
+        cannot be loaded.
     """
 
     def __init__(self, folder: StrPath | None = None, keep: int | None = None) -> None:
@@ -42,29 +42,29 @@ class PlacerCallback(Callback):
         self._before_load: RemovableHandle | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the weights to the folder, if there is one.
+        """With a folder, leave tables' weights out of state dicts before a checkpoint is loaded.
 
-        Lightning calls this before `configure_model`, where the plan may be applied, and loads
-        the checkpoint right after that.
+        Lightning calls this before `configure_model`, which may apply the plan, and loads the
+        checkpoint right after `configure_model`.
         """
         if self.folder is not None:
 
             def leave(module: torch.nn.Module, *_: Any) -> None:
                 applied_plan(module).leave_state_dict()
 
-            # It has a public name since torch 2.5.
+            # Since torch 2.5, it also has a public name.
             self._before_load = pl_module._register_load_state_dict_pre_hook(
                 leave, with_module=True
             )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End what `setup` began."""
+        """Undo `setup`."""
         if self._before_load is not None:
             self._before_load.remove()
             self._before_load = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the weights to the folder in a new run, too; say what clipping does not reach.
+        """Leave weights to the folder, if any, also in a new run; warn if clipping skips tables.
 
         Raises PlanMismatchError if no plan is applied to the module.
         """
@@ -83,7 +83,7 @@ class PlacerCallback(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the tables' state to the checkpoint, or write it and add where it is."""
+        """Add the tables' state to the checkpoint, or save it in a folder and add its path."""
         applied = applied_plan(pl_module)
         if self.folder is None:
             checkpoint[KEY] = {"tables": applied.state_dict()}
@@ -91,7 +91,7 @@ class PlacerCallback(Callback):
         name = f"step-{trainer.global_step:012d}-{_common_number(applied):08x}"
         save_tables(self.folder / name, applied)
         if trainer.is_global_zero and self.keep is not None:
-            # Two saves of one step differ in their random numbers alone: the files' times order.
+            # Names of one step only differ in random numbers, so sort by time.
             folders = sorted(self.folder.glob("step-*"), key=lambda path: path.stat().st_mtime_ns)
             for old in folders[: -self.keep]:
                 shutil.rmtree(old)
@@ -100,10 +100,10 @@ class PlacerCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Load what `on_save_checkpoint` added.
+        """Load the tables' state that `on_save_checkpoint` saved.
 
         Raises CheckpointError if the checkpoint was saved without this callback, or the tables'
-        folder is gone.
+        folder is missing.
         """
         saved = checkpoint.get(KEY)
         if saved is None:
@@ -116,7 +116,7 @@ class PlacerCallback(Callback):
             applied.load_state_dict(saved["tables"])
         else:
             folder = Path(saved["folder"])
-            if not folder.is_dir() and self.folder is not None:  # It was moved with the others.
+            if not folder.is_dir() and self.folder is not None:  # Folders may have moved.
                 folder = self.folder / folder.name
             load_tables(folder, applied)
 

@@ -1,4 +1,4 @@
-"""Training of the bundled DLRM with a plan."""
+"""Train the bundled DLRM with a plan."""
 
 from typing import TYPE_CHECKING
 

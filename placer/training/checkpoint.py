@@ -1,14 +1,13 @@
-"""Checkpoints: folders that are either whole or not there.
+"""Save and load checkpoints: folders that are either complete or absent.
 
-A checkpoint is a folder ``step-<number>`` in the format of `torch.distributed.checkpoint`, with
-a ``checkpoint.json`` beside, which lists every file with its size and SHA-256. It is written under
-a hidden name and becomes visible by one rename, so that a crash, a kill or a full disk leaves
-the earlier checkpoints as they were. What is a pickle in it is read as in
-`placer.storage.checkpoint`: no code of a file is run.
+A checkpoint is a folder ``step-<number>`` in the format of `torch.distributed.checkpoint`. Its
+``checkpoint.json`` lists every file with its size and SHA-256. It is written under a hidden name
+and becomes visible by one rename, so a crash or a full disk leaves earlier checkpoints unchanged.
+Its pickle is read as in `placer.storage.checkpoint`: no code of a file is run.
 
-Tables are stored in the order of their original ids, not in the plan's layout: a run can go
-on under another plan, and with another number of processes. Each of them writes a file of its
-own. The folder must be one that all of them see.
+Tables are stored in the order of their original ids, not in the plan's layout. So a run can go on
+under another plan and with another number of processes. Each process writes its own file, and all
+processes must see the folder.
 """
 
 import contextlib
@@ -54,14 +53,14 @@ _logger = logging.getLogger(__name__)
 
 
 class RunData(Strict):
-    """What a log is known by. Checkpoints of earlier versions have none of it."""
+    """What identifies a log. Checkpoints of earlier versions lack it."""
 
     log: list[FileIdentity] = Field(default=[])
     ids_sha256: dict[str, str] = Field(default={})
 
 
 class _Manifest(Manifest):
-    """``checkpoint.json``."""
+    """The content of ``checkpoint.json``."""
 
     step: int
     epoch: int
@@ -77,14 +76,14 @@ def save(
     keep: int = 2,
     tables: SavedTables | None = None,
 ) -> Path:
-    """Write a checkpoint into `folder` and remove all but the newest `keep`; return its own folder.
+    """Write a checkpoint into `folder`, remove all but the newest `keep`, and return its folder.
 
-    All ranks must call it: each writes its part of the tables, and the first one all other tensors.
-    It becomes visible when all have written theirs, and they return when it is.
+    All ranks must call this. Each writes its part of the tables, and the first rank writes all
+    other tensors. The checkpoint becomes visible when all ranks have written. Then they return.
 
-    Raises CheckpointError on all ranks, if it cannot be written, as on a full disk; earlier
-    checkpoints are untouched then. Raises BackendError if a rank is lost; there is no checkpoint
-    then, or a complete one.
+    Raises CheckpointError on all ranks if it cannot be written, as on a full disk. Earlier
+    checkpoints are then unchanged. Raises BackendError if a rank is lost. The checkpoint is then
+    absent or complete.
     """
     hidden = HiddenFolder(folder / f"step-{checkpoint.position.step:012d}")
     tables = tables or SavedTables()
@@ -123,7 +122,7 @@ def save(
 
 
 def tidy(folder: Path) -> None:
-    """Remove what interrupted writes left, and restore what they had set aside."""
+    """Remove what interrupted writes left, and restore checkpoints that they had moved away."""
     for partial in folder.glob(".step-*.partial"):
         if not is_locked(partial):
             shutil.rmtree(partial)
@@ -137,7 +136,7 @@ def tidy(folder: Path) -> None:
 
 def _remove_all_but(folder: Path, keep: int) -> None:
     for old in _by_step(folder)[:-keep]:
-        # Hidden by one rename first: an interrupted removal must not look like a checkpoint.
+        # Rename it first, so an interrupted removal does not look like a checkpoint.
         hidden = folder / f".{old.name}.partial"
         old.rename(hidden)
         shutil.rmtree(hidden)
@@ -149,10 +148,10 @@ def exist(folder: Path) -> bool:
 
 
 def latest(path: Path) -> Path:
-    """Return a checkpoint itself, or the newest complete one of a folder of them.
+    """Return `path` if it is a checkpoint, or the newest complete checkpoint in that folder.
 
-    Incomplete ones are passed over with a warning in the log. Raises CheckpointError if the folder
-    has no checkpoint, or none is complete; says what the newest one lacks.
+    Incomplete checkpoints are skipped with a warning in the log. Raises CheckpointError if the
+    folder has no complete checkpoint. The message says what is wrong with the newest one.
     """
     if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
         return path
@@ -171,7 +170,7 @@ def latest(path: Path) -> Path:
 
 
 def load(path: Path) -> Checkpoint:
-    """Read one checkpoint, or the newest complete one of a folder of them, into memory.
+    """Read a checkpoint, or the newest complete one in a folder, into memory.
 
     Raises CheckpointError: see `open_checkpoint`.
     """
@@ -184,7 +183,7 @@ def load(path: Path) -> Checkpoint:
                 for group, held in opened.tensors.items()
             }
         except CheckpointError:
-            # A training has removed it meanwhile, as it has newer ones.
+            # Retry if a running training removed it for newer ones.
             if chosen == path or chosen.exists():
                 raise
         else:
@@ -192,13 +191,13 @@ def load(path: Path) -> Checkpoint:
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
-    """Return a checkpoint, or the newest complete one of a folder, to be read in rows.
+    """Open a checkpoint, or the newest complete one in a folder; its rows are read on demand.
 
-    All ranks must call it. The first one picks the checkpoint and compares every byte with what
-    was written; the others look at sizes.
+    All ranks must call this. The first rank chooses the checkpoint and checks every file's SHA-256.
+    Other ranks check sizes.
 
-    Raises CheckpointError on all ranks, if there is none, a file of it is missing, truncated or
-    altered, or it was written in a newer format; the message names the file.
+    Raises CheckpointError on all ranks if there is no checkpoint, a file is missing, truncated or
+    altered, or the format is newer. The message names the file.
     """
     first = ranks.rank == 0
     chosen = Path(ranks.broadcast(ranks.together(lambda: str(latest(path)) if first else "")))
@@ -220,8 +219,8 @@ def _open(path: Path, verifies: bool) -> Checkpoint:
 
 
 def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to go on with a checkpoint of another model or another way of training."""
-    # Through JSON, as the saved ones went: tuples become lists.
+    """Raise CheckpointError if a checkpoint has another model or other training settings."""
+    # Through JSON, like the saved settings: tuples become lists.
     now = json.loads(json.dumps(dict(current)))
     different = [
         f"{path} was {_shown(before)} and is {_shown(after)}"
@@ -238,9 +237,9 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
 
 
 def check_data(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to go on with another log than the one whose samples were counted.
+    """Raise CheckpointError if a checkpoint is of another log, or its ids map to other rows.
 
-    What one of them does not know is not compared.
+    Facts that either side lacks are not compared.
     """
     end = (
         "; resume with the log and the profile that it was made with, or say that other data is "
@@ -289,7 +288,7 @@ def _shown(value: Any) -> str:
 
 
 def _manifest_of(path: Path) -> _Manifest:
-    """Return the manifest of a checkpoint whose files are there, with the listed sizes."""
+    """Read a checkpoint's manifest; check that its files exist and have the listed sizes."""
     file = path / MANIFEST
     manifest = read_manifest(file, _Manifest, FORMAT_VERSION, if_older="train anew")
     unsafe = [name for name in manifest.files if not is_name(name)]
@@ -307,5 +306,5 @@ def _manifest_of(path: Path) -> _Manifest:
 
 
 def _by_step(folder: Path) -> list[Path]:
-    """Folders that look like checkpoints, by rising step."""
+    """Return folders that look like checkpoints, by rising step."""
     return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))

@@ -1,4 +1,4 @@
-"""Configurations of a training run; their import needs no torch."""
+"""Configure a training run. Importing this needs no torch."""
 
 import math
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from placer.files import StrPath
 from placer.knobs import Knob, check_knobs
 
 MOST_THREADS = 1024
-"""OpenMP ends the process where it cannot start as many threads as it is told to."""
+"""Most threads to allow, because OpenMP ends the process if it cannot start them."""
 
 Activation = Literal["relu", "gelu"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How a DLRM is trained on a log: the defaults suit a first run.
+    """How to train a DLRM on a log. The defaults suit a first run.
 
-    The embeddings' optimizer is the one that the plan gives each table. Samples are read in the
-    log's order. Raises PlacerError if a value is out of range.
+    The plan says which optimizer each table has. Samples are read in the log's order. Raises
+    PlacerError if a value is out of range.
 
     >>> TrainConfig(batch_size=64, lr=0.1).embedding_rate
     0.1
@@ -98,8 +98,8 @@ class TrainConfig:
     compile: Annotated[
         str | None, Knob("Compile the MLPs with this backend of torch.compile, such as inductor.")
     ] = None
-    # No float16: its gradients need a scale, which the embeddings' update in the backward pass
-    # would have to take back.
+    # Float16 is left out: its gradients need a scale, which the embeddings' update in the backward
+    # pass would have to undo.
     amp: Annotated[
         Literal["bfloat16"] | None,
         Knob("Compute the MLPs in this type; weights and embeddings stay float32."),
@@ -147,7 +147,7 @@ class TrainConfig:
         }
 
     def is_held_out(self, batch: int) -> bool:
-        """Return whether the batch with this number, counted from 0 in its epoch, is held out."""
+        """Return whether a batch is held out, by its number in its epoch, counted from 0."""
         return bool(self.holdout_every) and (batch + 1) % self.holdout_every == 0
 
 
@@ -155,16 +155,16 @@ class TrainConfig:
 class CheckpointPolicy:
     """Where and how often a run is saved.
 
-    Raises PlacerError if nothing would be kept, or the steps are not positive.
+    Raises PlacerError if no checkpoint would be kept or the steps are not positive.
 
     >>> CheckpointPolicy("checkpoints", every_steps=1000).is_due(2000)
     True
     """
 
     folder: StrPath  # Holds one folder per checkpoint.
-    # Steps between checkpoints. A run is saved at its end and when it is interrupted too.
+    # Steps between checkpoints. A run is also saved at its end and if it is interrupted.
     every_steps: int | None = None
-    keep: int = 2  # Newest checkpoints that are kept.
+    keep: int = 2  # Number of newest checkpoints to keep.
 
     def __post_init__(self) -> None:
         if self.keep < 1 or (self.every_steps is not None and self.every_steps < 1):
@@ -174,20 +174,20 @@ class CheckpointPolicy:
             )
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is to be written after this step."""
+        """Return whether to write a checkpoint after this step."""
         return self.every_steps is not None and step % self.every_steps == 0
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """Which steps are traced, and where to.
+    """Which steps to trace, and the file to write.
 
-    Raises PlacerError if there is no step to trace or to warm up with, or the path is a folder.
+    Raises PlacerError if `steps` or `warm_up` is below 1, or the path is a folder.
     """
 
-    path: Path  # A JSON file for chrome://tracing or Perfetto; compressed where it ends in ``.gz``.
+    path: Path  # JSON for chrome://tracing or Perfetto; compressed if it ends in ``.gz``.
     steps: int = 10  # Steps in the trace.
-    # Steps before it, in which kernels are compiled and memory is allocated; at least 1.
+    # Steps before the trace, which compile kernels and allocate memory; at least 1.
     warm_up: int = 5
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The processes that train together under torchrun, and what they agree on."""
+"""Connect the processes that train together under torchrun, and keep them in agreement."""
 
 import contextlib
 import os
@@ -31,12 +31,12 @@ _POLL_S = 0.01
 
 
 class Ranks:
-    """This process and the others of its run.
+    """The processes of a run that train, as seen from this one.
 
-    What they say to each other here goes over gloo, so that no GPU has to be waited for. All ranks
-    must call the same methods in the same order; alone, without `comm`, there is nobody to wait
-    for. `everyone` are these ranks and the servers, which are hosts without a GPU and do not train:
-    their rank is -1. In `dense_group` gradients of dense layers are added up.
+    They communicate over gloo, without waiting for GPUs. All ranks must call the same methods in
+    the same order. Without `comm`, this process trains alone. `everyone` has these ranks and the
+    servers: hosts without a GPU, which do not train and have rank -1 here. DDP adds up gradients of
+    dense layers in `dense_group`.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Ranks:
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process shares nothing with others."""
+        """Whether this process trains without others."""
         return self._comm is None
 
     def part_of(self, samples: int) -> tuple[int, int]:
-        """Return which of a batch's samples are this rank's: (start, stop)."""
+        """Return this rank's part of a batch's samples: (start, stop)."""
         return samples * self.rank // self.world, samples * (self.rank + 1) // self.world
 
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
-        """Return each rank's numbers, in their order; all ranks pass equally many."""
+        """Return the numbers of each rank, by rank. All ranks must pass equally many."""
         return [list(values)] if self._comm is None else self._comm.numbers(values)
 
     def any(self, flag: bool) -> bool:
@@ -68,11 +68,11 @@ class Ranks:
         return any(said for (said,) in self.numbers([int(flag)]))
 
     def total(self, values: Tensor) -> Tensor:
-        """Sums over the ranks, elementwise, on the host."""
+        """Return elementwise sums over the ranks, on the host."""
         return values.cpu() if self._comm is None else self._comm.total("header", values.cpu())
 
     def joined(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return the ranks' vectors, one after the other."""
+        """Return the vectors of all ranks, joined by rank."""
         return np.frombuffer(b"".join(self._gather(values.tobytes())), dtype=np.float32)
 
     def broadcast(self, text: str) -> str:
@@ -80,7 +80,7 @@ class Ranks:
         return self.texts(text)[0]
 
     def texts(self, text: str) -> list[str]:
-        """Return each rank's text, in their order."""
+        """Return the text of each rank, by rank."""
         return [said.decode() for said in self._gather(text.encode())]
 
     def _gather(self, content: bytes) -> list[bytes]:
@@ -94,16 +94,16 @@ class Ranks:
         return [part[:size].numpy().tobytes() for part, size in zip(said, sizes, strict=True)]
 
     def agree(self, fault: Exception | None = None) -> None:
-        """Raise on every rank if one of them has a fault: each its own, or else the first rank's.
+        """Raise on every rank if any rank has a fault.
 
-        Raises PlacerError of the same kind and with the same words as there.
+        A rank without a fault raises the first rank's: the same kind of PlacerError and message.
         """
         if self._comm is None:
             if fault is not None:
                 raise fault
             return
         if isinstance(fault, BackendError):
-            raise fault  # A rank may be lost, so that nobody answers any more.
+            raise fault  # A rank may be lost and would not answer.
         if self.any(fault is not None):
             said = self.texts("" if fault is None else f"{type(fault).__name__}: {fault}")
             if fault is not None:
@@ -113,7 +113,7 @@ class Ranks:
             raise known(words) if known is not None else PlacerError(f"{kind}: {words}")
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do something on every rank; an error on one is one on all, after their work."""
+        """Do work on every rank, then raise on all ranks if any rank failed."""
         try:
             result = work()
         except Exception as error:
@@ -128,9 +128,9 @@ class Ranks:
         samples_of: Callable[[T], int],
         stops: Callable[[], bool] = lambda: False,
     ) -> Generator[T]:
-        """Return the same items; all ranks get theirs, or all the error that reading one raised.
+        """Yield the items on all ranks in step. An error of reading on one rank is raised on all.
 
-        `stopping` becomes true on all ranks at the same item, after `stops` says so on one.
+        `stopping` becomes true on all ranks at the same item, after `stops` returns true on one.
 
         Raises DataError if ranks read different logs.
         """
@@ -167,26 +167,26 @@ ALONE = Ranks()
 
 
 def world_of_launcher() -> int:
-    """Processes that torchrun, or another launcher like it, started; 1 without."""
+    """Return the number of processes that torchrun or a similar launcher started; 1 without."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank_of_launcher() -> int:
-    """Return which of them this is; 0 without a launcher."""
+    """Return the launcher's rank of this process; 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))
 
 
 def batch_size_per_process(plan: Plan) -> int:
-    """Return samples a step of this process: those of the plan's GPUs that it stands for."""
+    """Return this process's samples a step, so that all processes have the plan's batch."""
     trainers = max(world_of_launcher() - len(servers_of(plan)), 1)
     return max(plan.batch_size * len(plan.topology.gpus) // trainers, 1)
 
 
 @contextlib.contextmanager
 def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Ranks]:
-    """The ranks that train: those of torchrun, of a process group that is there, or just one.
+    """Yield the ranks that train: torchrun's, those of an existing process group, or one alone.
 
-    The last ranks do not if the plan has hosts without a GPU that serve tables: they are these.
+    If the plan has hosts without a GPU that serve tables, the last ranks are these servers.
     """
     ours = not (dist.is_available() and dist.is_initialized())
     world = world_of_launcher() if ours else dist.get_world_size()
@@ -199,7 +199,7 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
     trainers = world - len(servers)
     trains = (rank_of_launcher() if ours else dist.get_rank()) < trainers
     timeout = None if config.timeout_s is None else timedelta(seconds=config.timeout_s)
-    # Without a GPU here the trainer says what is wrong.
+    # Without a GPU, the trainer raises the error.
     on_gpu = trains and config.device.startswith("cuda") and torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(torch.device(device_of_rank(config.device)))
@@ -216,7 +216,7 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
                 f"rank {rank_of_launcher()} of {world_of_launcher()} cannot join the others: "
                 f"{reason}; start all of them with torchrun"
             ) from error
-    # Without a GPU's group: what is said here must not wait for its kernels.
+    # Use a gloo group, because these messages must not wait for GPU kernels.
     parent = None
     if dist.get_backend() != "gloo":
         parent = dist.new_group(backend="gloo", timeout=timeout)
@@ -231,9 +231,9 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
     try:
         yield ranks
     except BaseException as error:
-        # Destroying a group waits for what is under way in it, such as a gradient that DDP sends:
-        # for ever, if a rank is gone, or if this one alone meets an error that the others do not
-        # know of. When the process ends its connections close, by which the others learn of it.
+        # Destroying a group waits for its pending work, such as a gradient that DDP sends. It would
+        # wait forever if a rank is gone, or if only this rank has an error. When this process ends,
+        # its connections close, and the others notice.
         together = isinstance(error, PlacerError) and not isinstance(error, BackendError)
         raise
     finally:
@@ -245,15 +245,15 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
 
 
 def _own_store(timeout: timedelta | None) -> dict[str, Any]:
-    """Return where these processes meet, apart from those that torchrun started before them.
+    """Return arguments of `init_process_group` with a store that earlier starts do not share.
 
-    torchrun keeps one store over its restarts, in which the addresses of lost processes stay: new
-    ones would connect to them, or wait. Its count of restarts does not tell starts apart, because
-    each of its nodes has a count of its own.
+    torchrun keeps one store over its restarts, with addresses of lost processes. New processes
+    would connect to these addresses, or wait. torchrun's count of restarts cannot tell starts
+    apart, because each node counts its own.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
-    from torch.distributed.rendezvous import rendezvous  # Not everywhere is it available.
+    from torch.distributed.rendezvous import rendezvous  # It is not available everywhere.
 
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     store, rank, world = next(rendezvous("env://", **options))
@@ -266,10 +266,11 @@ def _own_store(timeout: timedelta | None) -> dict[str, Any]:
 
 
 def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:
-    """Return a name that all ranks of one start have, and no earlier start of the same store.
+    """Return a name that all ranks of this start share, unlike earlier starts in the same store.
 
-    Each rank leaves a word that is its own, and rank 0 answers to that word. What a lost rank left
-    is answered too, but never thanked for; rank 0 waits until the living ranks have taken its name.
+    Each rank stores a random word. Rank 0 stores the name under that word, and the rank confirms
+    it. Rank 0 may also answer the old word of a lost rank, which no one confirms. It returns once
+    all ranks have confirmed.
 
     >>> store = dist.HashStore()
     >>> name_of_start(store, 0, 1, 1.0) != name_of_start(store, 0, 1, 1.0)
@@ -295,7 +296,7 @@ def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:
 
 
 def device_of_rank(device: str) -> str:
-    """Return the device of that name; of ``cuda`` the GPU that the launcher gives this process."""
+    """Return the name of this rank's device: for ``cuda``, the GPU of its LOCAL_RANK."""
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if device == "cuda" else device
 
 

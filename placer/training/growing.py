@@ -1,4 +1,4 @@
-"""Tables with more rows, or fewer: rows go with their ids, and new ones are drawn."""
+"""Give tables more or fewer rows: keep the rows of ids that stay, and draw new rows."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ _NEW = -1
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What became of a table's rows."""
+    """Numbers of a table's kept, new and dropped rows."""
 
     table: str
     kept_rows: int
@@ -55,12 +55,12 @@ def grow_files(
     keep: Iterable[str] = (),
     verify_files: bool = True,
 ) -> list[Grown]:
-    """Make a folder of shards, or of a checkpoint, whose tables are those of the newer plan.
+    """Write shards or a checkpoint of an older plan again, with the tables of a newer plan.
 
-    The files are those of the plans; what ids are is known from the profiles that these name.
-    Either `shards` or `checkpoint` is given, of the older plan's tables. Each of `keep` is
-    ``TABLE=FILE``: a file of the ids that stay, one a line. `verify_files` says whether the SHA-256
-    of shards' files is compared.
+    `old_file` and `new_file` are the plans. Their profiles say how ids map to rows. Give either
+    `shards` or `checkpoint`, with the older plan's tables. Each of `keep` is ``TABLE=FILE``: a file
+    of the ids that stay, one a line. `verify_files` says whether to check the SHA-256 of shards'
+    files.
     """
     old, new = Plan.load(old_file), Plan.load(new_file)
     verify(new)
@@ -83,7 +83,9 @@ def grow_files(
 
 
 def resized_keys(checkpoint: Checkpoint, old: Plan, new: Plan) -> dict[str, Resized]:
-    """Return the keys of a checkpoint in the newer plan's tables that grow; these do so in both."""
+    """Return the keys of tables that grow, fitted to the newer plan's capacity.
+
+    Raises PlanMismatchError if a table grows in only one of the plans."""
     resized = {}
     for name in new.tables_by_name:
         was, how = old.growing.get(name), new.growing.get(name)
@@ -105,10 +107,10 @@ def earlier_rows(
     encodings: tuple[Encoding | None, Encoding | None] = (None, None),
     keep: Mapping[str, Int] | None = None,
 ) -> dict[str, Int]:
-    """For each row of the newer tables with fixed rows the row that it was, −1 for a new one.
+    """Return each row's earlier row, or −1 for a new row, for tables with fixed rows.
 
-    Ids are rows, unless both plans' profiles have a vocabulary: then rows go with its keys. `keep`
-    has the earlier ids of tables that become rows 0, 1, … of the newer ones.
+    If both plans' profiles have a vocabulary of the table, rows follow its keys. Otherwise, rows
+    follow ids. `keep` lists the earlier ids that become rows 0, 1, … of a newer table.
     """
     rows: dict[str, Int] = {}
     unknown = sorted(set(keep or {}) - set(old.tables_by_name))
@@ -139,7 +141,7 @@ def _by_id(was: Table, table: Table, encodings: tuple[Encoding | None, Encoding 
     before, after = (None if one is None else one.mappings.get(name) for one in encodings)
     if isinstance(before, Vocabulary) and isinstance(after, Vocabulary):
         found = before.map(after.keys)
-        # Row 0 has every key that is not listed.
+        # Row 0 is for all keys that are not listed.
         return np.concatenate(([0], np.where(found > 0, found, _NEW)))
     changed = was.rows != table.rows
     hashed = [one for one in (before, after) if isinstance(one, Hash)]
@@ -170,10 +172,10 @@ def _kept(was: Table, table: Table, ids: Int) -> Int:
 
 
 def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Rows]) -> Checkpoint:
-    """Return a checkpoint with the newer plan's tables; nothing is read before it is written.
+    """Return a checkpoint with the newer plan's tables. Its rows are read when it is written.
 
-    New rows are drawn as those of a new table are, with the run's seed; their optimizer state is
-    zero. `rows` are what `earlier_rows` and `resized_keys` gave.
+    New rows are drawn as in a new table, with the run's seed. Their optimizer state is zero. `rows`
+    comes from `earlier_rows` and `resized_keys`.
     """
     keys = {name: own for name, own in rows.items() if isinstance(own, Resized)}
     earlier = {
@@ -203,7 +205,7 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Rows]
     if "tables" in settings:
         settings["tables"] = table_settings(new.tables)
     if "ids_sha256" in data:
-        # Keys are themselves, whatever the rows.
+        # Tables that grow map keys by themselves, without the profile.
         kept = {name: ids for name, ids in data["ids_sha256"].items() if name not in keys}
         data["ids_sha256"] = dict(new.provenance.ids_sha256) or kept
     if keys:
@@ -218,7 +220,7 @@ def grown(checkpoint: Checkpoint, old: Plan, new: Plan, rows: Mapping[str, Rows]
 
 
 def counts(old: Plan, rows: Mapping[str, Rows]) -> list[Grown]:
-    """Return how many rows of each table stay, are new, and are left out."""
+    """Return the numbers of kept, new and dropped rows of each table."""
     result = []
     for name, own in rows.items():
         earlier, dropped = (own.earlier, own.dropped) if isinstance(own, Resized) else (own, None)

@@ -1,4 +1,4 @@
-"""Training a DLRM on a log with a plan, resumable and deterministic for a seed."""
+"""Train a DLRM on a log with a plan: resumable, and deterministic for a seed."""
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -35,46 +35,46 @@ from placer.training.trainer import Trainer, step_work_s, usable_device
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What a run did."""
+    """Result of a training run: losses, metrics and times."""
 
     # Mean log loss of each batch that this run trained on, before its update.
     losses: tuple[tuple[int, float], ...]
-    # On the held-out samples; None where there were none, where all their labels are alike (AUC),
-    # or where the run was interrupted.
+    # On the held-out samples. None without such samples, if all their labels are equal (AUC only),
+    # or if the run was interrupted.
     auc: float | None
     log_loss: float | None
-    eval_samples: int  # Held-out samples.
-    steps: int  # Steps taken, those before a resumed checkpoint included.
+    eval_samples: int  # Number of held-out samples.
+    steps: int  # Steps taken, including steps before a resumed checkpoint.
     samples: int  # Samples that this run trained on.
-    # Samples of the log that this run passed over because they have no label, each pass counted;
-    # they are neither trained on nor evaluated.
+    # Samples that this run skipped because they have no label, counted in every pass. They are
+    # neither trained on nor evaluated.
     unlabelled_samples: int
-    # Time of the training loop: reading and steps, without evaluation and checkpoints.
+    # Seconds of the training loop: reading and steps, without evaluation and checkpoints.
     train_s: float
-    # The part of `train_s` that went into waiting for the log, which a thread reads ahead.
+    # Seconds of `train_s` that the loop waited for the log. A thread reads the log ahead.
     read_s: float
     interrupted: bool = False  # Whether Ctrl-C ended it.
-    checkpoint: Path | None = None  # The last one written.
-    # What the keys of each table that grows did, steps before a resumed checkpoint included.
+    checkpoint: Path | None = None  # Last checkpoint written.
+    # Key counters of each table that grows, including steps before a resumed checkpoint.
     keys: Mapping[str, KeyCounts] = field(default_factory=dict)
-    # Lookups of this run that HBM served, those of the evaluation left out; None where the backend
-    # reads all rows in place.
+    # Lookups of this run that HBM served, without the evaluation. None if the backend reads all
+    # rows in place.
     hit_rates: HitRates | None = None
-    # What the trace shows that was asked for; None if the run ended before it began.
+    # Summary of the requested trace; None if the run ended before the trace began.
     trace: TraceSummary | None = None
-    # What the plan says a step takes on its machine; None where batches have another size.
+    # Step time that the plan predicts for its machine; None if batches have another size.
     planned_step_s: float | None = None
-    # The machine of `planned_step_s`, where these steps ran on the CPU and it has real GPUs.
+    # Machine of `planned_step_s`, if it has real GPUs but these steps ran on the CPU.
     planned_on: str | None = None
 
     @property
     def step_s(self) -> float | None:
-        """Mean time of this run's steps, reading and dense layers included; None without a step."""
+        """Mean seconds of this run's steps, with reading and dense layers; None without a step."""
         return self.train_s / len(self.losses) if self.losses else None
 
     @property
     def samples_per_s(self) -> float:
-        """Samples trained on per second, reading included; 0 without a step."""
+        """Samples trained on per second, with reading; 0 without a step."""
         return self.samples / self.train_s if self.samples else 0.0
 
 
@@ -90,50 +90,50 @@ def train(
     metrics: Sequence[MetricLog] = (),
     on_progress: Callable[[Progress], None] | None = None,
 ) -> TrainResult:
-    """Train a DLRM, its embeddings placed by a plan, on a log in the log's order.
+    """Train a DLRM on a log, in the log's order, with embeddings placed by a plan.
 
-    A batch is `batch_size` consecutive samples of the log less those without a label. Every
-    tenth batch (`TrainConfig.holdout_every`) is not trained on; the trained model is evaluated
-    on these. They lie among the training samples in time, so that their figures are better than
-    those of the next day, which you can pass as `eval_log`.
+    A batch has `batch_size` consecutive samples of the log, without samples that lack a label.
+    Every tenth batch (`TrainConfig.holdout_every`) is held out: the model does not train on it but
+    is evaluated on it at the end. Held-out samples lie between training samples in time, so metrics
+    are better than on the next day's log, which you can pass as `eval_log`.
 
-    The run has a random state of its own, seeded by the configuration. On Ctrl-C the current
-    step is finished, a checkpoint is written if `checkpoints` are on, and the result so far is
-    returned. Under torchrun, or where `torch.distributed` is initialised, all processes call it
-    alike: each holds its shards of the plan and trains on its part of each batch, and each
-    returns the result that one process would have with the whole batch. Ranks beyond those of
-    the GPUs serve what the plan has on hosts without one; their result has no losses.
+    The run has its own random state, seeded by the configuration. On Ctrl-C, it finishes the
+    current step, writes a checkpoint if `checkpoints` is given, and returns the result so far.
+    Under torchrun, or if `torch.distributed` is initialised, all processes must call this with the
+    same arguments. Each holds its shards, trains on its part of each batch, and returns the result
+    that one process would have with the whole batch. Ranks beyond the number of GPUs serve tables
+    on hosts without a GPU; their result has no losses.
 
-    Raises PlanMismatchError if the log lacks a feature of the plan or its tables have other sizes;
-    CheckpointError if the checkpoint is damaged or of another model, or a run that does not resume
-    would write into a folder that holds checkpoints already; DataError if no sample has a label, or
-    one is not within 0 to 1; PlacerError if the loss is no longer finite; BackendError if another
+    Raises PlanMismatchError if the log lacks a feature of the plan or its tables have other sizes.
+    Raises CheckpointError if the checkpoint is damaged or of another model, or if a new run would
+    write into a folder with checkpoints. Raises DataError if no sample has a label, or a label is
+    outside 0 to 1. Raises PlacerError if the loss is not finite. Raises BackendError if another
     process is lost.
 
     Parameters
     ----------
     log : Log
-        With labels; opened with the id mapping that the plan's profile was counted with.
+        A log with labels, opened with the id mapping of the plan's profile.
     eval_log : Log, optional
-        Evaluate on this log; then nothing of `log` is held out.
+        Evaluate on this log, and hold out no samples of `log`.
     checkpoints : CheckpointPolicy, optional
-        Where to save; none are written without.
+        Where to save checkpoints. By default, none are saved.
     resume : Path, optional
-        A checkpoint, or a folder of them whose newest is taken. The plan may be another.
+        A checkpoint, or a folder whose newest checkpoint is taken. Its plan may differ.
     trace : TraceRequest, optional
         Write a profiler's trace of some steps.
     metrics : sequence of MetricLog
-        Where the metrics of each step go, from the first rank.
+        Logs that receive the metrics of each step, from the first rank.
     """
     config = config or TrainConfig()
     if eval_log is not None:
         config = replace(config, holdout_every=0)
     with joined_ranks(config, plan) as ranks, contextlib.ExitStack() as held:
         first = ranks.rank == 0
-        if ranks.world > 1:  # From here on a batch is that of all ranks.
+        if ranks.world > 1:  # From now on, a batch is the batch of all ranks.
             size, device = config.batch_size * ranks.world, device_of_rank(config.device)
             config = replace(config, batch_size=size, device=device)
-        if checkpoints is not None:  # No other run may write there.
+        if checkpoints is not None:  # Keep other runs from writing there.
             folder = Path(checkpoints.folder)
             ranks.everyone.together(lambda: _hold(folder, held) if first else None)
         other = config.other_data
@@ -190,13 +190,13 @@ def train(
 def _close_at_error(
     run: Run, kind: type[BaseException] | None, error: BaseException | None, where: object
 ) -> None:
-    """Let servers end where all ranks that train do, with an error that they say themselves."""
+    """Let servers end after an error that all training ranks have and report."""
     if isinstance(error, Exception) and on_every_rank(error):
         run.embeddings.close()
 
 
 def _hold(folder: Path, held: contextlib.ExitStack) -> None:
-    """Hold a folder of checkpoints, and remove what a killed run left there."""
+    """Lock a folder of checkpoints, and remove what a killed run left there."""
     held.enter_context(one_run(folder))
     checkpoint.tidy(folder)
 
@@ -209,7 +209,7 @@ def _check(
     resume: Path | None,
     other_data: bool,
 ) -> None:
-    """Refuse what cannot be trained, before anything is built."""
+    """Raise if the run cannot start, before anything is built."""
     if eval_log is not None:
         check_log(plan, eval_log, other_data)
         first = next(iter(eval_log.chunks(1)), None)
@@ -230,11 +230,11 @@ def evaluate(
     eval_log: Log | None = None,
     ranks: Ranks = ALONE,
 ) -> HeldOut:
-    """Predict the held-out batches of a log, or all batches of another one.
+    """Predict the held-out batches of a log, or all batches of `eval_log`.
 
-    Each rank predicts its part of a batch; every rank returns the result of all parts.
+    Each rank predicts its part of a batch, and returns the result of all parts.
 
-    Raises DataError if the other log has no label at all.
+    Raises DataError if `eval_log` has no label at all.
     """
     held_out = HeldOut()
     if eval_log is None and not config.holdout_every:
@@ -259,9 +259,9 @@ def evaluate(
 
 
 def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
-    """Check that a log's features read the tables that the plan places.
+    """Raise PlanMismatchError unless a log's features read the tables that the plan places.
 
-    With `other_data`, ids may become rows in another way than the plan was made for.
+    With `other_data`, ids may be mapped to rows in another way than in the plan's profile.
     """
     if isinstance(log, EncodedLog) and not other_data:
         check_ids(plan, log.encoding.ids_sha256, "the log's encoding")
@@ -273,7 +273,7 @@ def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
                     f"the plan reads feature {feature.name!r}, which the log lacks; "
                     f"it has {', '.join(log.feature_tables)}"
                 )
-            # Other sizes are another mapping of ids: the plan's hot rows would not be hot.
+            # Another size means another mapping of ids, so the plan's hot rows would not be hot.
             if log.tables[name] != table.rows:
                 raise PlanMismatchError(
                     f"feature {feature.name!r} reads {log.tables[name]} rows in the log and "
@@ -285,7 +285,7 @@ def check_log(plan: Plan, log: Log, other_data: bool = False) -> None:
 
 @contextlib.contextmanager
 def _own_random_state(config: TrainConfig) -> Iterator[None]:
-    """Seed torch for a run, and give the caller's random state back after it."""
+    """Seed torch for a run, and restore the caller's random state afterwards."""
     on_gpu = usable_device(config.device).type == "cuda"
     gpus = [torch.cuda.current_device()] if on_gpu else []
     with torch.random.fork_rng(devices=gpus):

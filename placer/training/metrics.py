@@ -1,4 +1,4 @@
-"""Metrics of a run: AUC and log loss of predicted clicks, and where they are written."""
+"""Compute AUC and log loss of predicted clicks, and write the metrics of a run."""
 
 import importlib
 import json
@@ -15,11 +15,11 @@ from placer.read_files import open_file
 
 
 def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
-    """Area under the ROC curve: P(score of a click > score of a non-click), ties counting ½.
+    """Return the area under the ROC curve: P(click scores above non-click), ties counting ½.
 
-    Exact, from the ranks of the scores (the Mann–Whitney statistic, Hanley & McNeil 1982,
-    doi:10.1148/radiology.143.1.7063747), not from thresholds. Labels are 1 for a click; where they
-    are all alike there is none. Raises DataError if a score is not a number: it has no rank.
+    It is exact, computed from ranks of scores instead of thresholds (the Mann–Whitney statistic,
+    Hanley & McNeil 1982, doi:10.1148/radiology.143.1.7063747). Labels are 1 for a click. Returns
+    None if all labels are equal. Raises DataError if a score is not a number.
     """
     values = np.asarray(scores)
     clicked = np.asarray(labels) > 0.5
@@ -33,14 +33,14 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
     if not clicks or not others:
         return None
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    # Half ranks are exact in float64; the mean rank of a group of ties is the middle of it.
+    # Tied scores share their mean rank. Half ranks are exact in float64.
     mean_ranks = np.cumsum(sizes) - (sizes - 1) / 2
     wins = mean_ranks[group[clicked]].sum() - clicks * (clicks + 1) / 2
     return float(wins / (clicks * others))
 
 
 def log_loss(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
-    """Mean binary cross-entropy in nats of logits, None without samples."""
+    """Return the mean binary cross-entropy of logits in nats, or None without samples."""
     z = np.asarray(logits, dtype=np.float64)
     y = np.asarray(labels, dtype=np.float64)
     if not z.size:
@@ -50,28 +50,28 @@ def log_loss(logits: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:
 
 
 class HeldOut:
-    """Collects logits and labels batch by batch, 5 bytes a sample, for the exact figures."""
+    """Collects logits and labels batch by batch, at 5 bytes a sample, for exact metrics."""
 
     def __init__(self) -> None:
         self._logits: list[npt.NDArray[np.float32]] = []
         self._labels: list[npt.NDArray[np.bool_]] = []
 
     def add(self, logits: npt.NDArray[np.float32], labels: npt.NDArray[np.float32]) -> None:
-        """Add the samples of a batch; shapes (samples,)."""
+        """Add the samples of a batch. Both arrays have shape (samples,)."""
         self._logits.append(logits)
         self._labels.append(labels > 0.5)
 
     @property
     def samples(self) -> int:
-        """Samples collected so far."""
+        """Number of samples collected so far."""
         return sum(batch.size for batch in self._labels)
 
     def auc(self) -> float | None:
-        """See `auc`; None as well where nothing was collected."""
+        """Return the `auc` of the collected samples; None without samples."""
         return auc(*self._joined())
 
     def log_loss(self) -> float | None:
-        """See `log_loss`."""
+        """Return the `log_loss` of the collected samples."""
         return log_loss(*self._joined())
 
     def _joined(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
@@ -81,22 +81,22 @@ class HeldOut:
 
 
 class MetricLog(Protocol):
-    """Takes the metrics of a run, as they come."""
+    """Receives the metrics of a run as they are computed."""
 
     def begin(self, step: int) -> None:
-        """Go on behind a step: what is there of later ones was not in the checkpoint."""
+        """Continue after a step: drop metrics of later steps, which are not in the checkpoint."""
 
     def add(self, step: int, metrics: Mapping[str, Any], *, is_last: bool = False) -> None:
-        """Metrics of a step, or at last of the whole run after so many."""
+        """Add metrics of a step, or at the end of the whole run, which took `step` steps."""
 
 
 class JsonLines:
-    """A file with an object a line, each of which is written before the run goes on.
+    """Writes one JSON object a line to a file, each before the run goes on.
 
-    A step has ``step``, ``loss`` and ``samples_per_s``; the last line has ``steps``, and ``auc``
+    A step has ``step``, ``loss`` and ``samples_per_s``. The last line has ``steps``, and ``auc``
     and ``log_loss`` of held-out samples.
 
-    Raises PlacerError if the file's folder is not there, or the file has other lines.
+    Raises PlacerError if the file's folder is missing, or the file has lines of another kind.
     """
 
     def __init__(self, path: StrPath) -> None:
@@ -120,7 +120,7 @@ class JsonLines:
             raise PlacerError(f"cannot write {self._path}: {error.strerror}") from error
 
     def _steps(self) -> Iterator[tuple[int, str]]:
-        """Yield the lines of steps; a last one that was cut short is none."""
+        """Yield each step's number and line. Leave out a last line that was cut short."""
         with open_file(self._path) as file:
             lines = file.read().decode().splitlines(keepends=True)
         for line in lines:
@@ -130,7 +130,7 @@ class JsonLines:
 
 
 class _Shown:
-    """What another package keeps and shows."""
+    """Metrics that another package, such as TensorBoard, stores and shows."""
 
     def __init__(self, kind: str, place: str) -> None:
         module = {"tensorboard": "torch.utils.tensorboard"}.get(kind, kind)
@@ -156,7 +156,7 @@ class _Shown:
 
 
 def metric_logs(file: StrPath | None, others: Iterable[str] = ()) -> list[MetricLog]:
-    """Return a file's, and those of ``tensorboard:FOLDER`` and ``wandb:PROJECT``.
+    """Return logs that write to a file, ``tensorboard:FOLDER`` and ``wandb:PROJECT``.
 
     >>> metric_logs(None, ["mlflow:x"])
     Traceback (most recent call last):

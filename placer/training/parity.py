@@ -1,4 +1,4 @@
-"""Does the placed model train like the unplaced one? Both, side by side, step for step."""
+"""Compare how the placed and the unplaced model train, step by step."""
 
 import time
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from placer.training.trainer import Trainer, usable_device
 LOSS_TOLERANCE = 1e-4
 """Largest difference of two losses that rounding explains.
 
-Both models compute the same sums in another order, in float32, and training carries the
-rounding on from step to step. Measured at usual and at high learning rates, over 72 steps of
-the Criteo sample and 200 of the generated log: 6e-8 to 6e-6 with SGD and row-wise Adagrad, up
-to 7e-5 with Adagrad (whose first step takes the sign of each element of a gradient, however
-small). One weight of one row that is off by 0.5 showed as 9e-3.
+Both models compute the same float32 sums in different orders, and rounding errors grow from step to
+step. Differences measured at usual and high learning rates, over 72 steps of the Criteo sample and
+200 of the generated log: 6e-8 to 6e-6 with SGD and row-wise Adagrad, and up to 7e-5 with Adagrad,
+whose first step only takes the sign of a gradient's elements. One wrong weight, off by 0.5, made a
+difference of 9e-3.
 """
 
 
@@ -36,23 +36,23 @@ class ParityResult:
     placed_auc: float | None
     unplaced_auc: float | None
     max_weight_difference: float  # Largest absolute difference of a weight of a table at the end.
-    # Median time of a step, reading excluded: the first one compiles kernels.
+    # Median seconds of a step without reading. The median, because the first step compiles kernels.
     placed_step_s: float
     unplaced_step_s: float
-    # Samples that each model trained on, and those passed over because they have no label; each
-    # pass counted.
+    # Samples that each model trained on, and samples skipped for lack of a label, counted in every
+    # pass.
     samples: int = 0
     unlabelled_samples: int = 0
     eval_samples: int = 0  # Held-out samples.
 
     @property
     def steps(self) -> int:
-        """Steps that both took."""
+        """Number of steps that both models took."""
         return len(self.placed_losses)
 
     @property
     def loss_differences(self) -> tuple[float, ...]:
-        """Absolute difference of the losses, step for step."""
+        """Absolute difference of the losses in each step."""
         pairs = zip(self.placed_losses, self.unplaced_losses, strict=True)
         return tuple(abs(placed - unplaced) for placed, unplaced in pairs)
 
@@ -63,7 +63,7 @@ class ParityResult:
 
     @property
     def equal(self) -> bool:
-        """Whether all losses are equal to float tolerance; not if one is not a number."""
+        """Whether all losses differ by at most `LOSS_TOLERANCE`; false if one is not a number."""
         return all(difference <= LOSS_TOLERANCE for difference in self.loss_differences)
 
 
@@ -76,14 +76,14 @@ def compare_training(
 ) -> ParityResult:
     """Train the placed and the unplaced model on the same batches from the same weights.
 
-    Both use GELU where `train` uses ReLU by default. At ReLU's kink a rounding of 1e-8 becomes
-    another gradient, and Adagrad takes a step of the full learning rate with it in a row that it
-    sees for the first time: two correct models drift apart by 1e-3 within 50 steps. With a smooth
-    activation, only the placement can cause a difference.
+    Both use GELU, while `train` uses ReLU by default. At ReLU's kink, a rounding error of 1e-8 can
+    change a gradient, and Adagrad updates a new row by the full learning rate in its sign. So two
+    correct models differ by 1e-3 within 50 steps. With a smooth activation, larger differences can
+    only come from the placement.
 
-    The unplaced model holds whole tables in host memory, as `nn.EmbeddingBag` does with PyTorch's
-    optimizers: the machine must have room for both models. `on_step` is called with the steps taken
-    so far, for a progress bar.
+    The unplaced model holds whole tables, as `nn.EmbeddingBag` does, with PyTorch's optimizers. The
+    machine must have room for both models. `on_step` is called with the number of steps so far, for
+    a progress bar.
 
     Raises PlanMismatchError if the log does not fit the plan. Raises DataError if no sample has a
     label.

@@ -1,4 +1,4 @@
-"""What types of cold rows and of the exchange do to a model's AUC and log loss, by training it."""
+"""Measure by training how types of cold rows and of the exchange change AUC and log loss."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,26 +23,26 @@ from placer.training.loop import train
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A choice of types, and how models with it did on held-out samples, one for each seed."""
+    """A choice of types, and the held-out metrics of a model for each seed."""
 
-    dtype: ColdDType  # Of cold rows.
-    exchange_dtype: DType  # Of pooled rows and their gradients between processes.
-    table_bytes: int  # Of all rows, hot ones and optimizer state included.
-    # Of pooled rows and their gradients, for a sample whose rows are all on other GPUs.
+    dtype: ColdDType  # Type of cold rows.
+    exchange_dtype: DType  # Type of pooled rows and their gradients between processes.
+    table_bytes: int  # Bytes of all rows, hot and cold, with optimizer state.
+    # Bytes of pooled rows and their gradients, for a sample with all rows on other GPUs.
     exchanged_bytes: int
-    # By seed.
+    # Metrics by seed.
     aucs: tuple[float, ...] = ()
     log_losses: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
-        """What differs from float32, for people."""
+        """The types that differ from float32, in words."""
         changed = {"cold rows": self.dtype, "exchange": self.exchange_dtype}
         words = [f"{what} {dtype}" for what, dtype in changed.items() if dtype != "float32"]
         return ", ".join(words) or "float32"
 
     def is_within_spread(self, of: "Candidate") -> bool:
-        """Whether its means are no worse than another one's worst seed, in AUC and in log loss."""
+        """Whether mean AUC and log loss are no worse than the other candidate's worst seed."""
         return mean(self.aucs) >= min(of.aucs) and mean(self.log_losses) <= max(of.log_losses)
 
 
@@ -60,15 +60,15 @@ def pilot(
 ) -> list[Candidate]:
     """Train the bundled DLRM with each choice of types and several seeds, and evaluate each model.
 
-    The first candidate is float32 everywhere; the others change one type each. All have the same
-    plan but for that: the hottest rows of each table, as the log's profile has them, in HBM, its
-    other rows staged from DRAM.
+    The first candidate is float32 everywhere. Each other candidate changes one type. Otherwise, all
+    have the same plan: the hottest rows of each table by `profile` in HBM, a share of `hot_share`,
+    and its other rows staged from DRAM.
 
-    `widths` are the types of cold rows to try besides float32, and `exchange_dtype` that of the
-    exchange, for several processes, as torchrun starts them. The first seed is the configuration's;
-    without a second one there is no spread, and nothing can be said. `hot_share` of each table's
-    rows stays in HBM. With an `eval_log`, models are evaluated on it and not on every tenth batch.
-    `on_run` is called with the number of runs that are done, and of all.
+    `widths` are types of cold rows to try besides float32. `exchange_dtype` is a type of the
+    exchange to try, with several processes as torchrun starts them. The first seed is the
+    configuration's. The spread over seeds needs at least two. With an `eval_log`, models are
+    evaluated on it instead of on held-out batches. `on_run` is called with the number of finished
+    runs and of all runs.
 
     Raises PlacerError if types, seeds or the share are out of range, or nothing can be evaluated.
     """
@@ -93,7 +93,7 @@ def pilot(
         asked += [("float32", exchange_dtype)] if exchange_dtype != "float32" else []
         plans = [_plan(problem, hot_share, *types) for types in asked]
         results: list[list[tuple[float, float]]] = [[] for _ in plans]
-        # Seeds outside: what else the machine does meets all candidates.
+        # Loop over seeds outside, so that other load on the machine affects all candidates.
         for number in range(seeds):
             for at, plan in enumerate(plans):
                 own = replace(config, seed=config.seed + number)
@@ -113,7 +113,7 @@ def pilot(
 
 
 def _plan(problem: Problem, hot_share: float, dtype: ColdDType, exchange_dtype: DType) -> Plan:
-    """Tables on the GPUs in turn, each with its hottest rows in HBM and the others staged."""
+    """Place tables on GPUs in turn, each with its hottest rows in HBM and its other rows staged."""
     shards: list[Shard] = []
     row_order: dict[str, RowOrder] = {}
     hot_ids: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Batches of a log as the training loop takes them: of one size, and read ahead."""
+"""Read batches of a log for the training loop: of one size, and ahead of time."""
 
 import threading
 from collections.abc import Callable, Generator, Sequence
@@ -19,7 +19,7 @@ from placer.training.config import TrainConfig
 from placer.training.distributed import ALONE, Ranks
 
 READ_SAMPLES = 65536
-"""Samples that are read from a log at once, rounded to whole batches."""
+"""Samples to read from a log at once, rounded down to whole batches."""
 
 T = TypeVar("T")
 
@@ -29,12 +29,12 @@ _NOTHING = torch.empty(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reading:
-    """What a batch of the log holds besides its lookups."""
+    """What a batch of the log has besides its lookups."""
 
-    # Samples of the log, and how many of them have a label.
+    # Number of samples in the batch, and of those with a label.
     samples: int
     labelled: int
-    # Of those that are this rank's, shapes (own, columns) and (own,), float32; empty where the
+    # Of this rank's samples with a label: float32, shapes (own, columns) and (own,). Empty if the
     # batch is not trained on.
     dense: Tensor = _NOTHING
     labels: Tensor = _NOTHING
@@ -49,12 +49,11 @@ def readings(
     limit: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Generator[tuple[BagBatch | None, Reading]]:
-    """Return the batches of one pass over a log, from its sample `skip` on.
+    """Yield the batches of one pass over a log, from its sample `skip` on.
 
-    Lookups are None in batches that are not trained on, because they are held out or none of
-    their samples has a label. Ends after `limit` batches to train on. Tensors are pinned where
-    a GPU will copy them. Of each batch's samples that have a label a rank takes its part, but
-    looks at all labels, so that every rank raises for a bad one.
+    Lookups are None in batches that are not trained on: held-out batches, and those without any
+    label. End after `limit` batches to train on. Pin tensors that a GPU will copy. Each rank takes
+    its part of a batch's labelled samples, but checks all labels, so all ranks raise for a bad one.
     """
     pins = torch.device(config.device).type == "cuda"
     left, size = limit, config.batch_size
@@ -77,17 +76,17 @@ def readings(
 
 
 def own_part(chunk: Chunk, ranks: Ranks) -> Chunk:
-    """Return a rank's samples of a batch; all of them where it is alone."""
+    """Return a rank's samples of a batch; all samples without other ranks."""
     return chunk if ranks.world == 1 else slice_chunk(chunk, *ranks.part_of(chunk.samples))
 
 
 def dense_of(chunk: Chunk) -> Tensor:
-    """Numeric columns of a batch, float32, shape (samples, columns)."""
+    """Return the numeric columns of a batch, float32, shape (samples, columns)."""
     return torch.from_numpy(np.ascontiguousarray(chunk.dense))
 
 
 def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
-    """Labels of a batch, shape (samples,)."""
+    """Return the labels of a batch, shape (samples,); raise DataError for a bad label."""
     if chunk.labels is None:
         raise DataError(
             "the log has no labels to train on; profile it anew, with --label and the column of "
@@ -105,10 +104,10 @@ def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
 
 
 def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
-    """Return batches in the log's order; all but the last have `batch_size` samples.
+    """Yield batches in the log's order; all but the last have `batch_size` samples.
 
-    Reading is in larger chunks, and a batch may span several: so the batches after `skip`
-    samples are those of an uninterrupted pass, whatever the reader's chunks.
+    The log is read in larger chunks, and a batch may span chunks. So batches after `skip` samples
+    equal those of an uninterrupted pass, for any chunks of the reader.
     """
     per_read = batch_size * max(1, READ_SAMPLES // batch_size)
     rest: Chunk | None = None
@@ -124,10 +123,10 @@ def batches(log: Log, batch_size: int, skip: int = 0) -> Generator[Chunk]:
 
 
 def labelled(chunk: Chunk) -> Chunk:
-    """Return the samples of a batch that have a label; the batch itself where all have one.
+    """Return the samples of a batch that have a label.
 
-    Batches are formed before this, so that which samples a batch spans, and with it the position
-    of a run, does not depend on the labels.
+    Batches are formed before this. So the samples that a batch spans, and the position of a run,
+    do not depend on labels.
     """
     if chunk.labels is None:
         return chunk
@@ -138,7 +137,7 @@ def labelled(chunk: Chunk) -> Chunk:
 
 
 def no_label_error(samples: int) -> DataError:
-    """Return what to raise where none of a log's samples has a label."""
+    """Return the error for a log of which no sample has a label."""
     return DataError(
         f"none of the {samples} samples of the log has a label to train on; "
         "name the label column when profiling, or train on another log"
@@ -146,11 +145,10 @@ def no_label_error(samples: int) -> DataError:
 
 
 def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator[T]:
-    """Return the items of a generator, made by a thread that is at most `depth` items ahead.
+    """Yield the items of a generator, which a thread runs at most `depth` items ahead.
 
-    What the generator raises is raised here, in its place among the items. Leaving the loop, by
-    closing or by an exception, ends the thread after the item that it is at. The thread makes the
-    generator, and closes it.
+    An error of the generator is raised here after the items before it. If the loop over items ends
+    early, the thread ends after its current item. The thread makes and closes the generator.
     """
     results: SimpleQueue[tuple[T] | BaseException | None] = SimpleQueue()
     free = threading.Semaphore(depth)
@@ -171,7 +169,7 @@ def in_background(make: Callable[[], Generator[T]], depth: int = 2) -> Generator
         finally:
             results.put(end)
 
-    # A daemon, so that a second Ctrl-C ends the program while a file is being read.
+    # A daemon thread, so a second Ctrl-C ends the program while it reads a file.
     thread = threading.Thread(target=work, name="placer reader", daemon=True)
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""A run: its model and position, which a checkpoint saves and restores."""
+"""Run a training: hold its model and position, save them and restore them."""
 
 import math
 import time
@@ -44,16 +44,16 @@ from placer.training.trainer import AnyBatch, Trainer
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the progress callback gets."""
+    """Progress of a run, for the callback."""
 
-    # Steps taken, and complete passes over the log, earlier runs included.
+    # Steps taken, and complete passes over the log, including resumed runs.
     step: int
     epoch: int
     samples: int  # Samples that this run trained on.
     loss: float  # Mean log loss since the last report.
-    samples_per_s: float  # Of this run so far, reading included.
-    epochs: int = 1  # Passes of the whole run.
-    # At which the run ends, if all samples have labels; None while the log's length is not known.
+    samples_per_s: float  # In this run so far, with reading.
+    epochs: int = 1  # Number of passes of the whole run.
+    # Last step of the run, if all samples have labels; None while the log's length is unknown.
     last_step: int | None = None
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ OnProgress = Callable[[Progress], None] | None
 
 
 class Run:
-    """Trains a placed model from its position on, and saves it as the policy says."""
+    """Trains a placed model from its position on, and saves checkpoints by the policy."""
 
     def __init__(
         self,
@@ -113,14 +113,14 @@ class Run:
         self.saved: Path | None = None
 
     def begin_metrics(self) -> None:
-        """Let the metrics go on behind the run's position."""
+        """Let the metrics continue after the run's position."""
         for each in self._metrics:
             each.begin(self.position.step)
 
     def train(
         self, interrupt: Interrupt, on_progress: OnProgress, trace: TraceRequest | None = None
     ) -> TraceSummary | None:
-        """Take steps until the end of the last epoch, the step limit or an interrupt."""
+        """Take steps until the last epoch ends, the step limit is reached or an interrupt comes."""
         with Tracer(trace, self.trainer.device) as tracer:
             while self.position.epoch < self._config.epochs and self._pass(
                 interrupt, on_progress, tracer
@@ -130,7 +130,7 @@ class Run:
         return tracer.summary
 
     def save(self) -> None:
-        """Write a checkpoint, if checkpoints are on and the last one is not of this position."""
+        """Write a checkpoint if the policy asks for it and none exists at this position."""
         if self._policy is None or self.position == self._saved_position:
             return
         self._collect_losses(None)
@@ -144,16 +144,15 @@ class Run:
         self._saved_position = self.position
 
     def restore(self, path: Path) -> None:
-        """Go on from a checkpoint of this model, made under this plan or another.
+        """Continue from a checkpoint of this model, made under any plan.
 
-        Raises CheckpointError if it is damaged, of another model or was trained with other
-        settings.
+        Raises CheckpointError if it is damaged, of another model or trained with other settings.
         """
         saved = checkpoint.open_checkpoint(path, self._ranks)
         self._ranks.together(lambda: self._load(saved))
 
     def _load(self, saved: Checkpoint) -> None:
-        # What is rounded to the nearest does not say so, as versions did that had no other way.
+        # Settings leave out rounding to the nearest, which was once the only way.
         nearest = {"rounding": "nearest"}
         checkpoint.check_settings(nearest | dict(saved.settings), nearest | self._settings)
         if not self._config.other_data:
@@ -173,7 +172,7 @@ class Run:
         if _content(saved.data) != _content(self._data):
             for keys in self.embeddings.keys.maps.values():
                 keys.forget()
-            if saved.position.samples == 0:  # A pass that had come to its end is not gone on with.
+            if saved.position.samples == 0:  # The last pass was complete.
                 self.position = Position(saved.position.step)
         self._saved_position = saved.position
 
@@ -183,9 +182,9 @@ class Run:
         return tables
 
     def hit_rates(self) -> HitRates | None:
-        """Return lookups that HBM served on all ranks, which call it together.
+        """Return how many lookups HBM served on all ranks, which must all call this.
 
-        Waits for the device. None for backends that read all rows where they are.
+        It waits for the device. Returns None for backends that read all rows in place.
         """
         own_rates = self.embeddings.hit_rates()
         if self.embeddings.world == 1:
@@ -198,10 +197,10 @@ class Run:
         return HitRates(lookups, home, RowCacheStats(*rest))
 
     def _pass(self, interrupt: Interrupt, on_progress: OnProgress, tracer: Tracer) -> bool:
-        """Return the rest of the current pass over the log; whether it came to the log's end."""
+        """Train on the rest of the current pass; return whether it reached the log's end."""
         config, policy = self._config, self._policy
         with closing(self._batches(interrupt)) as stream:
-            # Many ranks agree on where they stop, a batch or two later.
+            # Several ranks agree on where to stop, a batch or two later.
             while (config.max_steps is None or self.position.step < config.max_steps) and not (
                 interrupt.requested if self._ranks.world == 1 else self._ranks.stopping
             ):
@@ -224,7 +223,7 @@ class Run:
         return False
 
     def _batches(self, interrupt: Interrupt) -> Generator[tuple[AnyBatch | None, Reading]]:
-        """Return the rest of the current pass, as far as steps are left, one batch ahead."""
+        """Return the remaining batches of the pass, within the step limit, prepared ahead."""
         config, position = self._config, self.position
         limit = None if config.max_steps is None else config.max_steps - position.step
 
@@ -233,7 +232,7 @@ class Run:
             skip = position.samples
             return readings(self._log, names, config, skip=skip, limit=limit, ranks=self._ranks)
 
-        # A log is read in chunks of many batches: while one trains, the thread reads the next.
+        # A chunk of the log has many batches. The thread reads the next chunk while one trains.
         depth = max(2, READ_SAMPLES // config.batch_size)
         timed = self._timed(in_background(read, depth) if self._looks_ahead else read())
         agreed = self._ranks.in_step(
@@ -244,7 +243,7 @@ class Run:
     def _timed(
         self, stream: Generator[tuple[BagBatch | None, Reading]]
     ) -> Generator[tuple[BagBatch | None, Reading]]:
-        """Return the same stream; the time of waiting for it is that of waiting for the log."""
+        """Yield the stream's items, and count the time of waiting for them as reading."""
         with closing(stream):
             while True:
                 started = time.perf_counter()
@@ -256,7 +255,7 @@ class Run:
                 yield item
 
     def _take(self, lookups: AnyBatch | None, reading: Reading) -> bool:
-        """Move past a batch and train on it where it has lookups; whether it was trained on."""
+        """Move past a batch, and train on it if it has lookups; return whether it trained."""
         self.unlabelled_samples += reading.samples - reading.labelled
         self._labels_seen |= reading.labelled > 0
         if lookups is not None:
@@ -271,7 +270,7 @@ class Run:
         return trained
 
     def _collect_losses(self, on_progress: OnProgress) -> None:
-        """Read the losses since the last time; seldom, because a GPU has to finish for it."""
+        """Read the losses since the last call. Call this rarely: it waits for the GPU."""
         if not self._pending:
             return
         losses: list[float] = self._ranks.total(torch.stack(self._pending)).tolist()
@@ -294,7 +293,7 @@ class Run:
             on_progress(Progress(now.step, now.epoch, self.samples, mean, rate, epochs, last))
 
     def _last_step(self) -> int | None:
-        """Return the step at which the run ends, as far as the log's length is known."""
+        """Return the last step of the run; None if the log's length must be known for it."""
         now, config, length = self.position, self._config, self._length
         if now.epoch >= config.epochs:
             return now.step
@@ -307,7 +306,7 @@ class Run:
 
 
 def steps_of(config: TrainConfig, samples: int) -> int:
-    """Return steps of a pass over the first `samples` samples: batches that are not held out.
+    """Return the steps of a pass over `samples` samples: its batches that are not held out.
 
     >>> steps_of(TrainConfig(batch_size=10, holdout_every=4), 51)
     5
@@ -321,7 +320,7 @@ def _whole(tensors: Mapping[str, AnyTensor]) -> dict[str, Tensor]:
 
 
 def run_data(log: Log) -> dict[str, Any]:
-    """Return what a checkpoint knows the log by: its files, and how ids become rows."""
+    """Return what identifies the log in a checkpoint: its files, and its mapping of ids to rows."""
     if not isinstance(log, EncodedLog):
         return {}
     return {
@@ -331,7 +330,7 @@ def run_data(log: Log) -> dict[str, Any]:
 
 
 def _content(data: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return what is in a log's files, whatever they are called."""
+    """Return the size and SHA-256 of each of a log's files, without their names."""
     return [(file["size_bytes"], file["sha256"]) for file in data.get("log", [])]
 
 
@@ -342,7 +341,7 @@ _SETTINGS = (
 
 
 def run_settings(plan: Plan, log: Log, config: TrainConfig) -> dict[str, Any]:
-    """Return what must stay the same for an exact resume; the plan's placement may change."""
+    """Return the settings that an exact resume must keep. The plan's placement may change."""
     rounding = rounding_of(plan.tables, config.rounding)
     return {
         "tables": table_settings(plan.tables),

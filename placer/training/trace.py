@@ -1,4 +1,4 @@
-"""A profiler over a few training steps: a Chrome trace, and how long each phase took."""
+"""Profile a few training steps: write a Chrome trace, and sum up the time of each phase."""
 
 import gzip
 import shutil
@@ -18,38 +18,38 @@ from placer.files import replacing, temporary_beside
 from placer.training.config import TraceRequest
 
 READ = "read"
-"""What follows `PHASE_PREFIX` while the loop waits for the log."""
+"""Name after `PHASE_PREFIX` of the time that the loop waits for the log."""
 
 NAMES: tuple[str, ...] = (READ, *get_args(Phase))
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Time of one phase in a step, without that of phases within it."""
+    """Mean time of one phase in a step, without phases nested in it."""
 
-    # A phase of `placer.executor.phases`; ``read``, waiting for the log; or ``other``, what is in
-    # none: the MLPs, their optimizer, the loop.
+    # A phase of `placer.executor.phases`; ``read``, which is waiting for the log; or ``other``, the
+    # rest: MLPs, their optimizer, the loop.
     name: str
-    host_s: float  # Mean time of the host, which on a GPU is what it takes to ask for the work.
-    device_s: float  # Mean time of a GPU's kernels.
+    host_s: float  # Mean time of the host; with a GPU, the time to launch the work.
+    device_s: float  # Mean time of GPU kernels.
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a trace shows."""
+    """Summary of a trace: its steps, and the time of each phase."""
 
     path: Path
-    steps: int  # Steps in it, fewer than requested where the run ended before.
-    step_s: float  # Mean time of a step under the profiler, all between two steps included.
-    phases: tuple[PhaseTime, ...]  # Those that there are, in the order of a step.
+    steps: int  # Steps in the trace: fewer than requested if the run ended early.
+    step_s: float  # Mean time under the profiler from one step to the next.
+    phases: tuple[PhaseTime, ...]  # The phases that occurred, in the order of a step.
 
 
 class Tracer:
-    """Records the requested steps while it is entered; call `step` where one ends.
+    """Records the requested steps inside a ``with`` block; call `step` at the end of each step.
 
-    `summary` is None until the trace is written, which is as soon as its last step is over, or
-    when it is left. A run that ends during the warm-up leaves no trace, nor does one that fails.
-    Without a request it does nothing.
+    The trace is written after its last step or at the end of the block. Until then, `summary` is
+    None. A run that fails or ends during the warm-up leaves no trace. Without a request, this does
+    nothing.
     """
 
     def __init__(self, request: TraceRequest | None, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class Tracer:
         self._profile = profile(
             activities=activities,
             schedule=schedule(
-                # The last step of the warm-up starts the profiler, and its events are left out.
+                # The last warm-up step starts the profiler. Its events are left out.
                 wait=request.warm_up - 1,
                 warmup=1,
                 active=request.steps,
@@ -87,7 +87,7 @@ class Tracer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Nothing that goes wrong with the trace may hide what went wrong with the run.
+        # An error of the trace must not hide an error of the run.
         self._failed = error is not None
         self._stop()
 
@@ -117,12 +117,12 @@ class Tracer:
 
 
 def summarize(events: Iterable[Any], path: Path, steps: int) -> TraceSummary:
-    """Mean times of the phases over the first `steps` steps, from the profiler's events.
+    """Return mean times of the phases over the first `steps` steps, from the profiler's events.
 
-    A phase within another one, as ``write-back`` within ``stage``, counts for itself alone.
+    The time of a nested phase, as ``write-back`` in ``stage``, only counts for the nested phase.
     """
     host_s, device_s = defaultdict[str, float](float), defaultdict[str, float](float)
-    whole: list[tuple[float, float, float]] = []  # Where steps begin, their times on both.
+    whole: list[tuple[float, float, float]] = []  # Start, host time and device time of steps.
     for event in events:
         if event.device_type.name != "CPU":
             continue
@@ -138,7 +138,7 @@ def summarize(events: Iterable[Any], path: Path, steps: int) -> TraceSummary:
             totals[event.name.removeprefix(PHASE_PREFIX)] += seconds
             if around is not None:
                 totals[around.name.removeprefix(PHASE_PREFIX)] -= seconds
-    taken = sorted(whole)[:steps]  # The profiler may have begun one more step than the run.
+    taken = sorted(whole)[:steps]  # The profiler may have begun another step.
     step_s, step_device_s = (sum(step[at] for step in taken) for at in (1, 2))
     rest_s = max(step_s - sum(host_s.values()), 0.0)
     rest_device_s = max(step_device_s - sum(device_s.values()), 0.0)
@@ -148,7 +148,7 @@ def summarize(events: Iterable[Any], path: Path, steps: int) -> TraceSummary:
 
 
 def waiting_for_log() -> record_function:
-    """Return a context for the time in which the loop waits for the log."""
+    """Return a context that marks time in which the loop waits for the log."""
     return record_function(PHASE_PREFIX + READ)
 
 

@@ -1,4 +1,4 @@
-"""The bundled model, DLRM (Naumov et al. 2019, arXiv:1906.00091), and its training steps."""
+"""Train the bundled model, DLRM (Naumov et al. 2019, arXiv:1906.00091), step by step."""
 
 import contextlib
 import inspect
@@ -29,25 +29,24 @@ from placer.training.reading import dense_of
 _ACTIVATIONS: Mapping[Activation, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU}
 
 AnyBatch = BagBatch | PreparedBatch | ShardedBatch
-"""Lookups as they were read, or looked for ahead."""
+"""Lookups of a batch, as read or already prepared by look-ahead."""
 
 
 class Dlrm(nn.Module):
     """Bottom MLP over the dense columns, dot interaction with the embeddings, top MLP.
 
     With x the bottom MLP's output and e_f the pooled embedding of feature f, the logit is
-    ``top([x, ⟨u, v⟩ for all pairs u ≠ v of x, e_1, …, e_F])``. The embeddings themselves are not
-    part of this module, so that it trains alike on placed and on unplaced ones.
+    ``top([x, ⟨u, v⟩ for all pairs u ≠ v of x, e_1, …, e_F])``. The embeddings are not part of this
+    module, so it trains in the same way on placed and on unplaced embeddings.
 
-    `feature_dims` are the widths of the features' pooled embeddings, in the model's order. Tables
-    narrower or wider than the model's `dim`, by default the widest table's, are projected to it by
-    a linear map without bias, as in mixed dimension embeddings (Ginart et al. 2019,
-    arXiv:1909.11810). Without dense columns, x is a learned vector: the bottom MLP of nothing is
-    its bias.
+    `feature_dims` has the width of each feature's pooled embedding, in the model's order. `dim` is
+    the width of all vectors, by default the widest feature's. Embeddings of other widths are
+    projected to it by a linear map without bias, as in mixed dimension embeddings (Ginart et al.
+    2019, arXiv:1909.11810). Without dense columns, x is a learned vector.
 
-    `bottom` and `top` are the widths of hidden layers; ReLU is the paper's activation. Initial
-    weights are normal with variance 2 / (inputs + outputs), as in the reference implementation; the
-    caller's random state is left alone. Raises ProblemError if there is no feature, or a width is
+    `bottom` and `top` are the widths of hidden layers. ReLU is the paper's activation. Initial
+    weights are normal with variance 2 / (inputs + outputs), as in the reference implementation. The
+    caller's random state is not changed. Raises ProblemError if there is no feature, or a width is
     not positive.
     """
 
@@ -80,7 +79,7 @@ class Dlrm(nn.Module):
         else:
             start = torch.randn(self.dim, generator=generator) / math.sqrt(self.dim)
             self.constant = nn.Parameter(start)
-        # Names of features may hold dots, which names of modules may not.
+        # A list, because names of features may hold dots, which names of modules may not.
         self.projections = nn.ModuleList(
             _linear(width, self.dim, generator, bias=False)
             for width in feature_dims.values()
@@ -95,8 +94,8 @@ class Dlrm(nn.Module):
     def forward(self, dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
         """Return logits of a batch, float32, shape (samples,).
 
-        `dense` has shape (samples, dense_columns), as in the log, NaN where missing (see
-        `scale_dense`); `pooled` a tensor of shape (samples, width) for each feature.
+        `dense` has the log's values, with NaN for missing ones (see `scale_dense`), shape (samples,
+        dense_columns). `pooled` has a tensor of shape (samples, width) for each feature.
         """
         if self.dense_columns:
             x = self.bottom(scale_dense(dense))
@@ -116,10 +115,10 @@ class Dlrm(nn.Module):
 
 
 def scale_dense(dense: Tensor) -> Tensor:
-    """sign(x) · log(1 + |x|), and 0 where x is missing.
+    """Return sign(x) · log(1 + |x|), and 0 for missing values.
 
-    Counts span many magnitudes; the logarithm is what the DLRM paper's preprocessing takes,
-    continued here to the few negative values of real logs.
+    Counts span many magnitudes, so the DLRM paper's preprocessing takes the logarithm. The sign
+    extends it to the few negative values of real logs.
     """
     return torch.nan_to_num(dense.sign() * dense.abs().log1p(), nan=0.0)
 
@@ -127,7 +126,7 @@ def scale_dense(dense: Tensor) -> Tensor:
 def _mlp(
     widths: Sequence[int], generator: torch.Generator, active: type[nn.Module]
 ) -> nn.Sequential:
-    """Linear layers with an activation between each two."""
+    """Return linear layers with activations between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [_linear(inputs, outputs, generator), active()]
@@ -137,7 +136,7 @@ def _mlp(
 def _linear(
     inputs: int, outputs: int, generator: torch.Generator, *, bias: bool = True
 ) -> nn.Linear:
-    # Made without memory first: torch's own initialisation would draw from the global state.
+    # On the meta device, torch does not draw initial weights from the global random state.
     layer = nn.Linear(inputs, outputs, bias=bias, device="meta").to_empty(device="cpu")
     with torch.no_grad():
         layer.weight.normal_(0, math.sqrt(2 / (inputs + outputs)), generator=generator)
@@ -149,9 +148,8 @@ def _linear(
 class Trainer:
     """Takes steps and makes predictions with one set of embeddings.
 
-    Ranks train together, as many as `world`: each takes steps and makes predictions with its own
-    part of each batch, and all have the same MLPs. Embeddings that do not update themselves in the
-    backward pass have optimizers.
+    `world` ranks train together. Each uses its own part of each batch, and all have the same MLPs.
+    `embedding_optimizers` update embeddings that do not update themselves in the backward pass.
 
     Raises ProblemError if a feature is not pooled: the model needs one vector for each sample.
     Raises PlacerError if there is no such device, or no such backend of `torch.compile`.
@@ -188,7 +186,7 @@ class Trainer:
             seed=config.seed,
         ).to(self.device)
         self._world = world
-        # The same weights: checkpoints hold those of `model`, compiled and distributed or not.
+        # Shares its weights with `model`, which checkpoints hold.
         self._scores = _scores(self.model, config.compile, self.device, world, process_group)
         self._amp = None if config.amp is None else getattr(torch, config.amp)
         self.optimizer = _make_optimizer(config, self.model)
@@ -198,12 +196,12 @@ class Trainer:
     def step(
         self, lookups: AnyBatch, dense: Tensor, labels: Tensor, samples: int | None = None
     ) -> Tensor:
-        """Train on a batch; its mean log loss before the update, a scalar.
+        """Train on a batch, and return its mean log loss before the update, a scalar.
 
-        Dense features have shape (samples, dense_columns), labels (samples,): pinned memory is
-        copied to a GPU without waiting for it. With the `samples` of the batch that all ranks have
-        together, it is this rank's share of their mean loss: the shares add up to it, however the
-        batch is parted. Raises BackendError if a rank is lost.
+        Dense features have shape (samples, dense_columns), labels (samples,). Pinned tensors are
+        copied to a GPU without waiting. Several ranks pass `samples`, the number of samples of all
+        ranks. Then the result is this rank's share of the mean loss: shares of all ranks add up to
+        the mean loss. Raises BackendError if a rank is lost.
         """
         labels = labels.to(self.device, non_blocking=True)
         for optimizer in self._optimizers:
@@ -220,7 +218,7 @@ class Trainer:
         return loss.detach()
 
     def _backward(self, loss: Tensor) -> None:
-        """Backward through a share of the loss, times the ranks: they average, and need a sum."""
+        """Run backward through loss × ranks: DDP averages gradients, but shares need a sum."""
         try:
             (loss * self._world).backward()  # type: ignore[no-untyped-call]
         except torch.OutOfMemoryError:
@@ -231,13 +229,13 @@ class Trainer:
 
     @torch.no_grad()
     def predict(self, chunk: Chunk) -> npt.NDArray[np.float32]:
-        """Return logits of a batch, shape (samples,); nothing is trained."""
+        """Return logits of a batch, shape (samples,), without training."""
         lookups = BagBatch.from_chunk(chunk, self.embeddings.feature_names)
         logits: npt.NDArray[np.float32] = self._logits(lookups, dense_of(chunk)).cpu().numpy()
         return logits
 
     def dense_state(self) -> dict[str, Tensor]:
-        """Return weights of the DLRM and the state of its optimizer, flat."""
+        """Return the DLRM's weights and its optimizer's state in one flat dict."""
         state = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             for key, tensor in values.items():
@@ -271,11 +269,11 @@ class Trainer:
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device of that name, of which this machine and this PyTorch are capable."""
+    """Return a device by name; raise PlacerError if this machine or PyTorch cannot use it."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    # What PyTorch raises depends on how it was built: an AssertionError where CUDA is left out.
+    # PyTorch built without CUDA raises AssertionError.
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
         raise PlacerError(f"device {name!r} cannot be used here: {reason}; use cpu") from error
@@ -285,27 +283,27 @@ def usable_device(name: str) -> torch.device:
 _OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 _IMPORT_COMPILER = ("add_param_group", "state_dict", "zero_grad", "load_state_dict", "step")
-"""Methods of optimizers that torch wraps so that they import ``torch._dynamo``, for two seconds."""
+"""Optimizer methods whose torch wrappers import ``torch._dynamo``, which takes two seconds."""
 
 
 _MULTIPLY_ADDS_PER_S = 2e10
-"""Of a core in MLPs: 1.8e10 to 3.2e10 were measured, with 64 to 1,024 columns."""
+"""Multiply-adds a second of a core in MLPs. Measured with 64 to 1,024 columns: 1.8e10 to 3.2e10."""
 
 _LOOKUPS_PER_S = 4e6
-"""Of a core, for the lookup and the update of a row, measured with rows of 16 columns."""
+"""Lookups a second of one core, with the update of the row, measured with 16 columns."""
 
 
 def step_work_s(model: nn.Module, plan: Plan, samples: int) -> float:
-    """Work of a step of so many samples, in seconds of one core, for the number of threads."""
+    """Return seconds that one core takes for a step of `samples` samples, to choose threads."""
     weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() > 1)
     lookups = samples * sum(table.lookups_per_sample for table in plan.tables)
-    # Forward, and the gradients of inputs and of weights.
+    # Factor 3: forward, gradients of inputs, gradients of weights.
     return 3 * samples * weights / _MULTIPLY_ADDS_PER_S + lookups / _LOOKUPS_PER_S
 
 
 def _make_optimizer(config: TrainConfig, model: nn.Module) -> torch.optim.Optimizer:
     kind = _OPTIMIZERS[config.optimizer]
-    # The wrappers keep the compiler away; no step of this optimizer is compiled.
+    # The wrappers turn the compiler off. Steps of this optimizer are never compiled.
     plain = {name: inspect.unwrap(getattr(kind, name)) for name in _IMPORT_COMPILER}
     plain["step"] = torch.no_grad()(plain["step"])  # As the wrapper does.
     optimizer: torch.optim.Optimizer = type(kind.__name__, (kind,), plain)(
@@ -321,16 +319,16 @@ def _scores(
     world: int,
     process_group: "dist.ProcessGroup | None",
 ) -> Callable[[Tensor, Mapping[str, Tensor]], Tensor]:
-    """Return the model as it is called: compiled if wanted, under DDP if ranks are several."""
+    """Return the model to call: compiled if asked for, in DDP if there are several ranks."""
     called: nn.Module = model
     if compiler is not None:
         with _compiler_errors(compiler):
             called = cast(nn.Module, torch.compile(model, backend=compiler))
     if world > 1:
         gpus = [device] if device.type == "cuda" else None
-        with warnings.catch_warnings():  # The newest PyTorch has another name for it.
+        with warnings.catch_warnings():  # Newer PyTorch warns that a name changed.
             warnings.simplefilter("ignore", FutureWarning)
-            # The buffers are constants, which need not be sent at every step.
+            # Buffers are constants, so do not send them in every step.
             called = DistributedDataParallel(
                 called, gpus, broadcast_buffers=False, process_group=process_group
             )
@@ -338,7 +336,7 @@ def _scores(
         return called
 
     def scores(dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
-        # Some errors come with the first batch only, such as that of a missing compiler.
+        # Some errors only come with the first batch, such as a missing compiler.
         with _compiler_errors(compiler):
             logits: Tensor = called(dense, pooled)
         return logits
@@ -348,7 +346,7 @@ def _scores(
 
 @contextlib.contextmanager
 def _compiler_errors(backend: str) -> Iterator[None]:
-    """Turn the errors of `torch.compile` into the project's."""
+    """Turn errors of `torch.compile` into PlacerError."""
     from torch._dynamo.exc import TorchDynamoException  # Slow to import, and seldom wanted.
 
     try:

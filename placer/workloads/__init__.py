@@ -1,4 +1,4 @@
-"""Named workloads: published models, as profiles with a stated skew. See docs/workloads.md."""
+"""Named workloads: profiles of published models, with a stated skew. See docs/workloads.md."""
 
 import json
 import re
@@ -26,10 +26,10 @@ _MEMBER = re.compile(rf"(?P<family>{'|'.join(_FAMILIES)})-(?P<tables>\d+)(?:@(?P
 
 
 def workload_titles() -> dict[str, str]:
-    """Return what each named workload is, in the order in which they are documented.
+    """Return the title of each named workload, in the order of the documentation.
 
-    ``neuroshard-N[@seed]`` and ``random-N[@seed]`` stand for families; every other name can
-    be given to `named_workload` as it is.
+    ``neuroshard-N[@seed]`` and ``random-N[@seed]`` stand for families. `named_workload` takes all
+    other names as they are.
     """
     return {
         **{name: entry["title"] for name, entry in published().items()},
@@ -48,13 +48,13 @@ def workload_names() -> tuple[str, ...]:
 def named_workload(name: str) -> Profile:
     """Return the profile of a named workload.
 
-    Its access CDFs follow Zipf's law with the exponent in `TableProfile.zipf_exponent`;
-    ids are taken to be ranks. `Profile.source` tells what is published and what assumed.
+    Access CDFs follow Zipf's law with the exponent `TableProfile.zipf_exponent`. Ids are taken to
+    be ranks. `Profile.source` says what is published and what is assumed.
 
     Raises
     ------
     ProfileError
-        If there is no such workload; the message lists the names.
+        If there is no such workload. The message lists all names.
 
     Examples
     --------
@@ -79,9 +79,8 @@ def named_workload(name: str) -> Profile:
 def published() -> dict[str, dict[str, Any]]:
     """Return the content of ``published.json``, by workload: sizes, dims and lookups per feature.
 
-    A workload has groups of equal tables, ``[tables, rows, dim, [lookups of each feature that reads
-    the table], coverage]`` with a coverage of 1 by default, or tables by their names, ``[rows, dim,
-    {feature: lookups}]``.
+    A workload has groups of equal tables, ``[tables, rows, dim, [lookups of each feature],
+    coverage]`` with coverage 1 by default; or tables by name, ``[rows, dim, {feature: lookups}]``.
     """
     text = files("placer.workloads").joinpath("published.json").read_text(encoding="utf-8")
     workloads: dict[str, dict[str, Any]] = json.loads(text)
@@ -89,7 +88,7 @@ def published() -> dict[str, dict[str, Any]]:
 
 
 def published_workload(name: str) -> Profile:
-    """Return the profile of one of `published`'s workloads; bags have a fixed size."""
+    """Return the profile of a workload in `published`. Its bags have a fixed size."""
     entry = published()[name]
     exponent = float(entry["zipf_exponent"])
     tables = [
@@ -100,7 +99,7 @@ def published_workload(name: str) -> Profile:
 
 
 def _named(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
-    """Yield tables that have names: name, rows, dim and features."""
+    """Yield name, rows, dim and features of tables given by name."""
     for table, (rows, dim, lookups) in entry.get("tables", {}).items():
         features = (
             Feature(name, float(count), pooling=entry["pooling"]) for name, count in lookups.items()
@@ -109,7 +108,7 @@ def _named(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feat
 
 
 def _grouped(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
-    """Yield tables of groups, numbered from 1 on."""
+    """Yield name, rows, dim and features of tables given in groups, numbered from 1."""
     number = 0
     for count, rows, dim, lookups, *rest in entry.get("groups", ()):
         for _ in range(count):

@@ -1,7 +1,6 @@
-"""The dense part of a problem, from the few words that a command takes.
+"""Parse the dense part of a problem from the text of a command's option.
 
-The layers of published workloads are in ``published.json``, beside their tables, each with its
-source.
+The dense layers of published workloads are in ``published.json``, with their sources.
 """
 
 from dataclasses import replace
@@ -20,8 +19,8 @@ _MEASURED = "measured:"
 def published_dense(workload: str, dim: int | None = None) -> DenseLayers:
     """Return the dense layers that a named workload was published with.
 
-    `dim` are columns of its tables, where they are not the published ones: vectors that are
-    multiplied pair by pair have that many.
+    `dim` is the number of columns of its tables, if it differs from the published one. The last
+    bottom layer gets this width if the interaction multiplies vectors pair by pair.
 
     >>> layers = published_dense("mlperf-dcnv2")
     >>> layers.interaction, layers.cross_layers, layers.cross_rank
@@ -44,10 +43,11 @@ def published_dense(workload: str, dim: int | None = None) -> DenseLayers:
 def dense_part(text: str, workload: str | None = None, dim: int | None = None) -> Dense | None:
     """Return the dense part that a text names.
 
-    ``none``; ``workload``, the layers that the workload was published with, or those with another
-    type of products, as ``workload:bfloat16``; ``measured:12ms``, a measured time; or a file.
+    The text is ``none``; ``workload`` for the workload's published layers, or
+    ``workload:bfloat16`` for the same with this type of matrix products; ``measured:12ms`` for a
+    measured time; or a file.
 
-    Raises ProblemError if it is none of these, or there are no such layers.
+    Raises ProblemError if it is none of these, or the workload has no published layers.
 
     >>> dense_part("measured:12ms")
     MeasuredDense(step_s=0.012)
@@ -71,7 +71,7 @@ def dense_part(text: str, workload: str | None = None, dim: int | None = None) -
         known: Any = math or layers.math
         return replace(layers, math=known)
     if Path(text).suffix.lower() in SUFFIXES:
-        from placer.dense.file import read  # not above: pydantic loads slowly
+        from placer.dense.file import read  # Imported late: pydantic loads slowly.
 
         return read(text)
     raise ProblemError(

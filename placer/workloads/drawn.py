@@ -1,7 +1,7 @@
-"""Workloads of which only a part is published, or nothing: the rest is drawn with a fixed seed.
+"""Workloads that are published in part or not at all. Other values are drawn with a fixed seed.
 
-Everything is drawn from uniform doubles of NumPy's PCG64 through inverse CDFs written out
-here, so that a name means the same tables in every version of NumPy.
+All draws use uniform doubles of NumPy's PCG64 and the inverse CDFs below, so a name gives the same
+tables in every version of NumPy.
 """
 
 import json
@@ -24,7 +24,7 @@ from placer.tables import Feature, Table
 RECSHARD_TABLES = 397
 RECSHARD_DIM = 64
 RECSHARD_ROWS = {"rm1": 1_331_656_544, "rm2": 2_661_369_917, "rm3": 5_320_796_628}
-"""Rows in all, as recalled from Sethi et al., ASPLOS 2022, doi:10.1145/3503222.3507777."""
+"""Total rows, as recalled from Sethi et al., ASPLOS 2022, doi:10.1145/3503222.3507777."""
 
 _RECSHARD_SEED = 397
 _META_SEED = 856
@@ -51,7 +51,7 @@ _DRAWN = (
 
 
 class _Draws:
-    """Reproducible draws of the shapes that tables take."""
+    """Reproducible draws of tables and their properties."""
 
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed))
@@ -60,7 +60,7 @@ class _Draws:
         return low + (high - low) * float(self._generator.random())
 
     def log_normal(self, median: float, sigma: float) -> float:
-        # Away from 0 and 1, where the inverse normal is infinite.
+        # Avoid 0 and 1, where the inverse normal is infinite.
         quantile = self.uniform(1e-12, 1 - 1e-12)
         return median * math.exp(sigma * NormalDist().inv_cdf(quantile))
 
@@ -78,7 +78,7 @@ class _Draws:
 
 
 def random_workload(tables: int, seed: int = 0) -> Profile:
-    """`tables` tables of drawn size, dim, pooling, coverage and skew."""
+    """Return `tables` tables with drawn rows, dim, pooling, coverage and skew."""
     if not 1 <= tables <= 100_000:
         raise ProfileError(f"random-{tables}: a workload has 1 to 100,000 tables")
     draws = _Draws(seed)
@@ -94,15 +94,15 @@ def random_workload(tables: int, seed: int = 0) -> Profile:
 
 
 def recshard_workload(model: str) -> Profile:
-    """Return RecShard's ``rm1``, ``rm2`` or ``rm3``: the same features, each with larger tables.
+    """Return RecShard's ``rm1``, ``rm2`` or ``rm3``: the same features with ever larger tables.
 
-    The number of tables, the dim and the rows in all are the paper's; the rows of each
-    table are log-normal, scaled to that total.
+    The number of tables, the dim and the total of rows are the paper's. The rows of each table are
+    log-normal, scaled to the total.
     """
     total = RECSHARD_ROWS[model]
     draws = _Draws(_RECSHARD_SEED)
     weights = [draws.log_normal(1.0, _RECSHARD_SIGMA) for _ in range(RECSHARD_TABLES)]
-    # Rounding the running sum, rather than each term, makes the rows add up to the total.
+    # Round the running sum instead of each term, so that rows add up to the total.
     ends = [round(total * part) for part in np.cumsum(weights) / math.fsum(weights)]
     ends[-1] = total
     return Profile(
@@ -121,11 +121,11 @@ def recshard_workload(model: str) -> Profile:
 def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
     """Return a task in NeuroShard's setting: some of `meta_workload`'s tables, with drawn dims.
 
-    As its task generator does (Zha et al. 2023, arXiv:2305.01868): tables with repetition,
-    each of a dim of its own, all drawn again until their weights take at most 15 GiB, the
-    memory of four GPUs of 4 GiB less one; no table has fewer than 100 rows.
+    As in its task generator (Zha et al. 2023, arXiv:2305.01868), tables are drawn with repetition,
+    each with its own dim. They are drawn again until their weights take at most 15 GiB, 1 GiB less
+    than the memory of four GPUs with 4 GiB. No table has fewer than 100 rows.
 
-    Raises ProfileError if `tables` is not within 1..60, as many as NeuroShard's tasks have.
+    Raises ProfileError if `tables` is not within 1..60, as in NeuroShard's tasks.
     """
     if not 1 <= tables <= _NEUROSHARD_TABLES:
         raise ProfileError(
@@ -152,7 +152,7 @@ def neuroshard_workload(tables: int, seed: int = 0) -> Profile:
 
 
 def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile, ...]:
-    """Take tables of `meta_workload` by their number from 0, each with a dim, as t1, t2, ...
+    """Return tables of `meta_workload` by (number from 0, dim), named t1, t2, ...
 
     >>> [(t.name, t.table.rows, t.table.dim) for t in resized_meta_tables([(3, 64), (3, 8)])]
     [('t1', 6138289, 64), ('t2', 6138289, 8)]
@@ -165,12 +165,12 @@ def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile
 
 
 def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
-    """Return one of `meta_workload`'s tables under another name, with another dim."""
+    """Return a table of `meta_workload` with another name and dim."""
     rows = max(profile.table.rows, _NEUROSHARD_LEAST_ROWS)
     (feature,) = profile.table.features
     return TableProfile(
         Table(name, rows, dim, features=(replace(feature, name=name),)),
-        # A table that is never read has no exponent; any will do.
+        # A table that is never read has no exponent: any will do.
         zipf_cdf(rows, profile.zipf_exponent or 1.0),
         zipf_exponent=profile.zipf_exponent,
     )
@@ -178,7 +178,7 @@ def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
 
 @cache
 def _meta() -> dict[str, Any]:
-    """Read the rows of the trace's tables, and where they are from."""
+    """Return the rows of the trace's tables, and their source."""
     text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
     document: dict[str, Any] = json.loads(text)
     return document
@@ -187,7 +187,7 @@ def _meta() -> dict[str, Any]:
 def meta_workload() -> Profile:
     """Return the 856 tables of Meta's synthetic traces of 2021.
 
-    Tables of one row stand for features that the trace never reads: they are kept, with no
+    The trace never reads the features of tables with one row. These tables are kept, without
     lookups.
     """
     draws = _Draws(_META_SEED)

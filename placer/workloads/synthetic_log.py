@@ -1,10 +1,9 @@
-"""A generated click log in Criteo's format, for demos and tests.
+"""Generate a click log in Criteo's format, for demos and tests.
 
-The log is GENERATED: no line of it was ever clicked. It looks like the Criteo Display
-Advertising log where placement cares: the same 13 integer and 26 categorical columns, the
-published cardinalities (scaled down), the skew of each column and its share of missing
-values. What it lacks: columns are independent of one another (columns that are missing
-together aside), and popularity does not drift.
+The log is GENERATED: nobody clicked any of it. It resembles the Criteo Display Advertising log in
+what matters for placement: the same 13 integer and 26 categorical columns, the published
+cardinalities (scaled down), and each column's skew and share of missing values. It differs in two
+ways: columns are independent (but some are missing together), and popularity does not drift.
 """
 
 import contextlib
@@ -33,7 +32,7 @@ class CategoricalColumn:
     """A categorical column of the Criteo log."""
 
     rows: int  # Distinct values in the full log.
-    # Of the Zipf–Mandelbrot law of its values.
+    # Parameters of the Zipf–Mandelbrot law of its values.
     exponent: float
     shift: float
     group: str  # Columns of one group are missing in the same samples.
@@ -48,7 +47,7 @@ class IntegerColumn:
     log_sigma: float
 
 
-# Share of samples that lack the columns of a group, in the sample named below.
+# By group, the share of samples without its columns, in the sample named below.
 MISSING_SHARE: Mapping[str, float] = {
     "always": 0.0, "C3": 0.0357, "C6": 0.1332, "C19": 0.4496, "C22": 0.8182,
 }  # fmt: skip
@@ -56,8 +55,7 @@ MISSING_SHARE: Mapping[str, float] = {
 # Cardinalities: as published for the Criteo Kaggle log (DLRM, arXiv:1906.00091, and its
 # repository's preprocessing). Exponents and shifts: `fit_zipf_to_sample` (in tests) with
 # these cardinalities on the first 10,000 lines of that log; tests/test_synthetic_log_real.py
-# fits them again. The beginning of a log understates how many values a long log has, not how they
-# are skewed.
+# fits them again. The beginning of a log shows too few distinct values, but the right skew.
 CATEGORICAL: Mapping[str, CategoricalColumn] = {
     "C1": CategoricalColumn(1460, 2.060, 0.5, "always"),
     "C2": CategoricalColumn(583, 1.430, 4.0, "always"),
@@ -87,7 +85,7 @@ CATEGORICAL: Mapping[str, CategoricalColumn] = {
     "C26": CategoricalColumn(142572, 1.143, 2.0, "C19"),
 }
 
-# Mean and deviation of log(1 + x) in the same lines.
+# Missing share, and mean and deviation of log(1 + x), in the same lines.
 INTEGER: Mapping[str, IntegerColumn] = {
     "I1": IntegerColumn(0.448, 0.80, 0.98),
     "I2": IntegerColumn(0.000, 2.12, 2.13),
@@ -104,11 +102,11 @@ INTEGER: Mapping[str, IntegerColumn] = {
     "I13": IntegerColumn(0.198, 1.88, 1.06),
 }
 
-# Deviation of the logit that each column plants. Together about 1.6: the true probabilities
-# then separate the classes with an AUC of 0.83, which a trained model approaches from below.
+# Deviation of each column's effect on the logit. Together they give about 1.6. Then the true
+# probabilities have an AUC of 0.83, which a trained model approaches from below.
 _ROW_EFFECT = 0.35
 _INTEGER_EFFECTS: Mapping[str, float] = {"I1": 0.25, "I5": -0.30, "I7": 0.25, "I11": 0.20}
-_CLICK_SHARE = 0.22  # as in the sample
+_CLICK_SHARE = 0.22  # As in the sample.
 
 _CHUNK_SAMPLES = 65536
 _SMALL_ROWS = 1000
@@ -116,12 +114,12 @@ _LARGEST_INTEGER = 2**31 - 1
 
 
 def scaled_rows(scale: float) -> dict[str, int]:
-    """Return rows of each categorical column at a share of the published cardinalities.
+    """Return the rows of each categorical column, scaled from the published cardinalities.
 
-    Columns of up to 1,000 rows keep theirs, and no other falls below 1,000: small tables are
-    what real models have many of.
+    Columns of up to 1,000 rows keep their rows, and no other column gets fewer than 1,000, because
+    real models have many small tables.
 
-    Raises DataError if the scale is not within 0 (excluded) to 1.
+    Raises DataError if the scale is not above 0 and at most 1.
     """
     if not 0 < scale <= 1:
         raise DataError(f"scale {scale} must be above 0 and at most 1 (the published size)")
@@ -140,30 +138,30 @@ def write_synthetic_log(
     format: SyntheticFormat = "criteo",
     on_samples: Callable[[int], None] | None = None,
 ) -> None:
-    """Generate a click log; the same arguments give the same log.
+    """Generate a click log. The same arguments give the same log.
 
-    Every value of a categorical column shifts the log-odds of a click by an amount of its
-    own, and four integer columns do so by their logarithm; the label is then a coin thrown
-    with that probability.
+    Each value of a categorical column shifts the log-odds of a click by its own amount, and four
+    integer columns shift them by their logarithm. The label is drawn with the resulting
+    probability.
 
     Parameters
     ----------
     samples : int
-        Lines.
+        Number of samples: lines of text, or rows of Parquet.
     scale : float
         Share of the published cardinalities; see `scaled_rows`.
     format : {"criteo", "parquet"}
         Tab-separated text as Criteo published it (label, 13 integers, 26 hashed categories of
         8 hexadecimal digits; missing values are empty), or the same columns in Parquet.
     on_samples : callable, optional
-        Called with the samples written so far, for a progress bar.
+        Called with the number of samples written so far.
 
     Raises
     ------
     DataError
-        If there are no samples, the scale is out of range or the format is unknown.
+        If `samples` is less than 1, the scale is out of range, or the format is unknown.
     PlacerError
-        If the file cannot be written; nothing is then left of it.
+        If the file cannot be written. Nothing is left of it.
     """
     rows = scaled_rows(scale)
     if samples < 1:
@@ -181,7 +179,7 @@ def write_synthetic_log(
 
 
 class _Generator:
-    """Draws samples, column by column."""
+    """Draws samples one column at a time."""
 
     def __init__(self, rows: Mapping[str, int], seed: int) -> None:
         self._laws = {
@@ -205,7 +203,7 @@ class _Generator:
     def tables(self, samples: int) -> Iterator[pa.Table]:
         """Yield chunks of the log as Arrow tables."""
         for index, start in enumerate(range(0, samples, _CHUNK_SAMPLES)):
-            # A stream of its own per chunk; chunk 0 is the one that the bias is fitted on.
+            # Each chunk has its own random stream. Stream 0 is for fitting the bias.
             rng = np.random.default_rng([self._seed, index + 1])
             columns, logits = self._draw(rng, min(_CHUNK_SAMPLES, samples - start))
             labels = rng.random(logits.size) < 1 / (1 + np.exp(-logits))
@@ -236,7 +234,7 @@ class _Generator:
         return columns, logits
 
     def _calibrated_bias(self) -> float:
-        """Return the bias that makes the expected share of clicks that of the real log."""
+        """Return the bias that gives the share of clicks of the real log."""
         _, logits = self._draw(np.random.default_rng([self._seed, 0]), _CHUNK_SAMPLES // 4)
         low, high = -20.0, 20.0
         for _ in range(50):
@@ -253,8 +251,8 @@ def _hashed_ids(
 ) -> pa.Array:
     """Return ranks as categories of 8 hexadecimal digits, null where missing.
 
-    MurmurHash3's 32-bit finalizer is a bijection, so that distinct ranks of a column stay
-    distinct, and hot ones land anywhere in the space of ids.
+    MurmurHash3's 32-bit finalizer is a bijection. So distinct ranks of a column stay distinct, and
+    hot ranks are spread over all ids.
     """
     bits = ranks.astype(np.uint32) + np.uint32((position + 1) * 0x9E3779B9 & 0xFFFFFFFF)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
@@ -275,7 +273,7 @@ _HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 def _row_effects(ranks: npt.NDArray[np.int64], position: int, seed: int) -> npt.NDArray[np.float64]:
-    """Return the effect planted on each row: mean 0, variance 1, by seed, column and rank."""
+    """Return each row's effect on the logit, by seed, column and rank: mean 0, variance 1."""
     salt = np.random.SeedSequence([seed, position]).generate_state(1, np.uint64)[0]
     bits = (ranks.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ salt
     uniform = (mixed_bits(bits) >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -1,4 +1,4 @@
-"""Questions to ask of a plan: why it is what it is, what would change it, what should follow it."""
+"""Analyses of a plan: why it is as it is, what changes would gain, and which plan should follow."""
 
 from solvers.analysis.alternatives import Alternative
 from solvers.analysis.explain import Binding, Explanation, ShardMargin, explain

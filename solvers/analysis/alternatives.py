@@ -1,4 +1,4 @@
-"""Other placements of one table of a plan: other hot/cold splits, GPUs and sharding options."""
+"""Alternative placements of one table: other hot/cold splits, GPUs and sharding options."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from solvers.model.knapsack import BYTES, Float, solve_knapsack
 from solvers.model.read_plan import is_one_of, placements_of
 
 _MOST_GPUS = 8
-"""Other GPUs that a table is tried on, those with room and the least load first."""
+"""Number of other GPUs to try for a table; those with room and the least load come first."""
 
 _COLD_NAMES = {
     "uva": "cold rows read in place",
@@ -33,15 +33,15 @@ _COLD_NAMES = {
 }
 
 _MOST_ATTEMPTS = 12
-"""How often a placement that does not fit gets fewer rows in HBM."""
+"""Largest number of times that a placement that does not fit gets fewer rows in HBM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """Another placement of the table; all other tables stay as they are.
+    """Another placement of one table; all other tables stay as they are.
 
-    The step time is that of the whole plan, whether it fits or not, and `table_s` the time of the
-    table by itself, summed over GPUs. `short_bytes` is the memory that devices lack for it.
+    `step_time_s` is the step time of the whole plan, even if it does not fit. `table_s` is the
+    table's own time, summed over GPUs. `short_bytes` has the bytes that devices lack, by device.
     """
 
     name: str
@@ -52,9 +52,9 @@ class Alternative:
 
 
 class PlannedTable:
-    """A table's placement in a plan, and what the other tables leave for it.
+    """A table's placement in a plan, and the memory and time that the other tables leave.
 
-    Raises a `PlacerError` if no `ShardingOption` describes the placement of the table.
+    Raises a `PlacerError` if no `ShardingOption` describes the table's placement.
     """
 
     def __init__(self, problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> None:
@@ -83,17 +83,17 @@ class PlannedTable:
         gpus = problem.topology.serving
         self.free_hbm = [self.others_cost.memory[gpu.id].free_bytes for gpu in gpus]
         self.current = self._alternative("as planned", plan, self.own, self.own_cost)
-        # Options that differ only in how cold rows are read may be the same placement.
+        # Options that differ only in `cold` may give the same placement.
         self._seen = {frozenset(self.own.shards)}
 
     def placed(self, placements: Sequence[Placement], replica: TableShard | None = None) -> Plan:
-        """Return a plan of this table alone, placed in another way."""
+        """Return a plan of only this table with these placements."""
         return build_plan(self.instance, placements, () if replica is None else (replica,))
 
     def costed(self, name: str, own: Plan) -> Iterator[Alternative]:
         """Yield the whole plan with the table placed as in `own`.
 
-        Yields nothing if that placement was costed before, or the cost model does not know it.
+        Yield nothing if this placement was costed before, or the cost model does not know it.
         """
         shards = frozenset(own.shards)
         if shards in self._seen:
@@ -110,9 +110,9 @@ class PlannedTable:
         yield self._alternative(name, plan, own, cost)
 
     def _alternative(self, name: str, plan: Plan, own: Plan, cost: CostReport) -> Alternative:
-        """Return an alternative whose table costs `cost`.
+        """Return the alternative in which the table has this cost.
 
-        The costs of tables add up, but for those of arenas that they share.
+        Costs of tables add up, except for arenas that they share.
         """
         others = self.others_cost
         shared_s, table_s = self._shared(own)
@@ -123,13 +123,13 @@ class PlannedTable:
         return Alternative(name, step_time_s, table_s, self.short_bytes(own), plan)
 
     def _shared(self, own: Plan) -> tuple[Float, float]:
-        """Return what arenas take less than if the table, and the others, had their own.
+        """Return seconds that shared arenas save, (phases, GPUs), and a correction of table time.
 
-        It is of shape (phases, GPUs), beside the GPU seconds of the table's share of arenas less
-        what they take where it is alone.
+        They save time compared with separate arenas for the table and the others. The correction is
+        the table's share of shared arenas minus the time of its own arenas.
         """
         loads = arena_loads(self.problem, own)
-        # Elsewhere nothing is shared.
+        # GPUs without the table share nothing.
         both = zip(self._others_loads, loads, strict=True)
         others = [load if mine else {} for load, mine in both]
         parts: tuple[Sequence[Loads], ...] = joined_loads(loads, others), loads, others
@@ -147,7 +147,7 @@ class PlannedTable:
         return saved_s, table_s
 
     def short_bytes(self, own: Plan) -> dict[str, int]:
-        """Return what each device lacks to hold `own` beside the other tables."""
+        """Return the bytes that each device lacks to hold `own` beside the other tables."""
         free = {name: use.free_bytes for name, use in self.others_cost.memory.items()}
         used = {name: use.total_bytes for name, use in device_memory(own).items()}
         return {name: used[name] - free[name] for name in used if used[name] > free[name]}
@@ -155,7 +155,7 @@ class PlannedTable:
     def filled(
         self, shards: Sequence[tuple[TableShard, int]], replica: TableShard | None = None
     ) -> Plan:
-        """Place the table's shards on these GPUs, with as many rows in HBM as pay and fit."""
+        """Place the table's shards on these GPUs; fill HBM with rows that pay and fit."""
         free = list(self.free_hbm)
         if replica is not None:
             for gpu in range(self.instance.gpus):
@@ -171,7 +171,7 @@ class PlannedTable:
             excess = [short.get(gpu.id, 0) for gpu in self.problem.topology.serving]
             if not any(excess[p.gpu] and p.hot_rows for p in placements):
                 break
-            # Bytes of a plan may exceed those of the curves, so that room is left for them.
+            # A plan may take more bytes than its curves say, so leave room for these.
             spare = [s + (e << attempt) for s, e in zip(spare, excess, strict=True)]
         return own
 
@@ -183,19 +183,19 @@ class PlannedTable:
 
 
 def alternatives(planned: PlannedTable) -> tuple[Alternative, ...]:
-    """List all rows in one tier, then other GPUs and sharding options, the best first."""
+    """Return all rows in one tier, then other GPUs and sharding options, the best first."""
     splits = list(_other_splits(planned))
     others = (*_on_other_gpus(planned), *_other_options(planned))
     return (*splits, *sorted(others, key=_rank))
 
 
 def _rank(one: Alternative) -> tuple[bool, float, float]:
-    """Sort alternatives that fit first, then faster ones."""
+    """Return a sort key: alternatives that fit come first, then faster ones."""
     return bool(one.short_bytes), one.step_time_s, one.table_s
 
 
 def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
-    """Yield all rows in one tier, the shards where they are."""
+    """Yield alternatives with all rows in one tier, and shards on the same GPUs."""
     instance, placed = planned.instance, planned.placements
     curves = [instance.curve(p.shard, p.gpu) for p in placed]
     for name, end in (("all rows in HBM", -1), ("all rows in DRAM", 0)):
@@ -203,7 +203,7 @@ def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
             Placement(p.shard, p.gpu, int(curve.hot_rows[end]))
             for p, curve in zip(placed, curves, strict=True)
         ]
-        # Where constraints rule a tier out, the curve ends before all rows are in it.
+        # If constraints forbid a tier, the curve ends before all rows are in it.
         rows = instance.rows(planned.number)
         wanted = [len(range(*p.shard.rows(rows))) if end else 0 for p in moved]
         if moved != list(placed) and [p.hot_rows for p in moved] == wanted:
@@ -211,7 +211,7 @@ def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
-    """Yield the shard on the slowest GPU moved to other GPUs, which serve none of the table."""
+    """Move the shard on the slowest GPU to each GPU without the table; yield these."""
     placed = planned.placements
     if not placed or planned.in_group:
         return
@@ -228,7 +228,7 @@ def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
-    """Yield other sharding options, the best of those with equally many row and column slices."""
+    """Yield other sharding options: the best for each number of row and column slices."""
     instance = planned.instance
     best: dict[tuple[object, ...], Alternative] = {}
     for option in instance.options_of(planned.number):
@@ -236,7 +236,7 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
             continue
         shards = instance.shards(planned.number, option)
         gpus = _roomy_first(planned, shards[0]) if shards else []
-        if planned.in_group:  # It stays with its group.
+        if planned.in_group:  # The table stays with its group.
             gpus = [placed.gpu for placed in planned.placements]
         if option.blocked:
             gpus = [shard.home_gpu for shard in shards if shard.home_gpu is not None]
@@ -245,7 +245,7 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
         name = _option_name(option, instance.rows(planned.number))
         pairs = list(zip(shards, gpus, strict=False))
         own = planned.filled(pairs, instance.replica(planned.number, option))
-        # Options alike but for the widths of their column slices.
+        # Options of one kind differ only in widths of column slices or in their first GPU.
         widths = (0,) * len(option.column_widths)
         kind = option._replace(column_widths=widths, first_gpu=0)
         for one in planned.costed(name, own):
@@ -254,7 +254,7 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
 
 
 def _roomy_first(planned: PlannedTable, shard: TableShard) -> list[int]:
-    """Return GPUs that may serve a shard: first those with room for its buffers, then by load."""
+    """Return the GPUs that may serve a shard: GPUs with room for it first, then by load."""
     instance, gpu_s = planned.instance, planned.others_cost.gpu_s
 
     def rank(gpu: int) -> tuple[bool, float, int]:

@@ -1,8 +1,8 @@
-"""Choose how many rows tables that grow get: rows go where they save most misses per byte.
+"""Choose the capacity of tables that grow: rows go where they save most misses per byte.
 
-Of a table with capacity c, h(c) is the share of its lookups that find their row (`hit_rate_for`),
-and L the lookups of a sample. Within so many bytes, Σ L·h(c) is largest where the next row of each
-table saves as many misses per byte; how many bytes is found by making plans.
+A table has L lookups in a sample. With capacity c, the share h(c) of them find their row
+(`hit_rate_for`). Within a number of bytes, Σ L·h(c) is largest if the next row of every table saves
+equally many misses per byte. The best number of bytes is found by making plans.
 """
 
 import math
@@ -20,20 +20,20 @@ from solvers.registry import solver
 from solvers.result import Limits
 
 _OCTAVES = 8
-"""Halvings of the bytes that are tried, before those around the best."""
+"""Number of halvings of the bytes to try, before amounts around the best."""
 _ROUNDS = 4
 _POINTS = 16
-"""Capacities in each doubling of the capacity, between which rows are given all at once."""
+"""Number of capacities in each doubling of the capacity; rows are added in steps between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Rows that a table gets at once."""
+    """One step of rows that a table gets at once."""
 
     table: str
-    capacity: int  # What it has with them.
-    nbytes: float  # Of these rows, with their part of the key map.
-    hits: float  # That they add in a sample.
+    capacity: int  # Rows of the table after the step.
+    nbytes: float  # Bytes of the new rows and their part of the key map.
+    hits: float  # Hits per sample that the rows add.
 
 
 def choose_capacities(
@@ -43,31 +43,31 @@ def choose_capacities(
     miss_price_s: float | None = None,
     limits: Limits | None = None,
 ) -> Problem:
-    """Return the problem with capacities for some of the tables that grow.
+    """Return the problem with new capacities for some of the tables that grow.
 
-    Without a price all memory that is left beside the other tables is for their rows, as far as
-    there is a plan. With one the sum of step time and price is least,
+    Without a price, these tables get all memory beside the other tables, as far as a plan exists.
+    With a price, minimize the step time plus the price of misses,
 
         T(c) + price · 100 · Σ L·(1 − h(c)) / Σ L,
 
-    where T is the step time of a plan by ``greedy-cost``. Bytes are tried from all down to the
-    256th part by halves, then around the best, so that they are right within 5%.
+    where T is the step time of a plan by ``greedy-cost``. Try all bytes, then halves down to 1/256,
+    then amounts around the best, so that bytes are right within 5%.
 
     Parameters
     ----------
     problem : Problem
-        With any capacities of these tables.
+        A problem with any capacities of these tables.
     names : sequence of str
     cost_model : CostModel
     miss_price_s : float, optional
-        Seconds of a step that one more percent of these tables' lookups is worth as hits.
+        Seconds of a step that 1% more hits of these tables' lookups are worth.
     limits : Limits, optional
-        Of each plan that is made.
+        Limits of each plan.
 
     Raises
     ------
     ProblemError
-        If the profile has no hit rates of a table, or says that no row of it is read twice.
+        If the profile has no hit rates of a table, or no row of it is read twice.
     """
     strategy, limits = solver("greedy-cost"), limits or Limits()
     steps = steps_of(problem, names)
@@ -82,7 +82,7 @@ def choose_capacities(
     tried: dict[float, tuple[float, Problem]] = {}
 
     def cost(octave: float) -> float:
-        """Return what is to be least, with a part of the bytes; infinite where nothing fits."""
+        """Return the value to minimize with 2**-octave of the bytes; infinite if nothing fits."""
         if octave not in tried:
             sizes = divide(steps, most * 2.0**-octave)
             grows = {
@@ -103,7 +103,7 @@ def choose_capacities(
     for octave in range(_OCTAVES + 1):
         best = min(best, float(octave), key=cost)
         if miss_price_s is None and math.isfinite(cost(octave)):
-            break  # Fewer rows miss more.
+            break  # Fewer rows only miss more.
     for halving in range(1, _ROUNDS + 1):
         around = (best, best - 0.5**halving, best + 0.5**halving)
         best = min((one for one in around if one >= 0), key=cost)
@@ -111,9 +111,9 @@ def choose_capacities(
 
 
 def steps_of(problem: Problem, names: Sequence[str]) -> list[Step]:
-    """Return the steps in which tables get rows, those that save most misses per byte first.
+    """Return the steps in which tables get rows, with the most saved misses per byte first.
 
-    Of each table they lead along the upper envelope of its hits over bytes.
+    The steps of a table follow the upper envelope of its hits over bytes.
     """
     ranks = len(problem.topology.gpus)
     steps = []
@@ -128,7 +128,7 @@ def steps_of(problem: Problem, names: Sequence[str]) -> list[Step]:
                 f"no number of rows saves misses of table {name!r}: all of its lookups in the log "
                 f"read an id for the first time; give a number of keys, as {name}=100000"
             )
-        # Of a row and its part of the key map, and of the map's copy on a GPU.
+        # Bytes of a row, its part of the key map, and the map's copy on a GPU.
         many = replace(how, capacity=2**20)
         keys = many.nbytes + many.copy_nbytes * (len(problem.topology.serving) == 1)
         row_bytes = profile.table.bytes_per_row() + keys / many.capacity
@@ -139,10 +139,10 @@ def steps_of(problem: Problem, names: Sequence[str]) -> list[Step]:
 
 
 def divide(steps: Sequence[Step], nbytes: float) -> Mapping[str, int]:
-    """Give rows to tables within so many bytes, those that save most misses per byte first.
+    """Return each table's capacity within `nbytes`, taking steps in their order.
 
-    Where a step does not fit, its table gets no more rows, and the others go on. Lost is less than
-    the hits of the first step that did not fit.
+    If a step does not fit, its table gets no more rows, and other tables continue. The loss is less
+    than the hits of the first step that does not fit.
 
     >>> steps = [Step("a", 10, 10, 5.0), Step("b", 40, 40, 8.0), Step("a", 30, 20, 2.0)]
     >>> divide(steps, 30)
@@ -160,7 +160,7 @@ def divide(steps: Sequence[Step], nbytes: float) -> Mapping[str, int]:
 
 
 def _envelope(xs: Sequence[int], ys: Sequence[float]) -> list[tuple[int, float]]:
-    """Return the corners of the upper concave envelope from (0, 0) on."""
+    """Return the corners of the upper concave envelope of points, starting at (0, 0)."""
     corners = [(0, 0.0)]
     for point in zip(xs, ys, strict=True):
         while len(corners) > 1 and _slope(corners[-2], point) >= _slope(corners[-2], corners[-1]):

@@ -1,4 +1,4 @@
-"""Solvers side by side on one problem, and one workload on many machines: `compare`, `fleet`."""
+"""Compare solvers on one problem (`compare`), and machines for one workload (`fleet`)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,25 +15,25 @@ from solvers.registry import solver as solver_called
 from solvers.result import Limits, Solver, SolveResult, Termination
 
 CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
-"""Strategies of trainers that have no cost model."""
+"""Strategies of trainers without a cost model."""
 
 
 SAMPLES = 1_000_000_000
-"""What prices and times are of."""
+"""Number of training samples for which prices and times are given."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompareRow:
     """The result of one solver on one machine, under one memory budget and cost model.
 
-    Without a plan, what is of one is None. The budget is memory of each GPU that embeddings may
-    take, `status` the termination's reason and the limit that was hit; bytes and samples are over
-    all GPUs and hosts, `balance` is the mean over the maximum of the GPUs' times. `detail` says
-    what is short where there is no plan, else what the step waits for. Prices are of the whole
-    machine, in the user's currency; the source is empty for a price of the user's own. `dense_s` is
-    None where the step is embeddings alone. `memory_left` is the share of all HBM and DRAM for
-    embeddings that the plan leaves free, `hbm_left_bytes` what is free on the fullest GPU: solvers
-    fill HBM where not all tables fit. `assumed` are constants that nobody has measured.
+    Without a plan, values of a plan are None. `hbm_budget_bytes` is each GPU's memory for
+    embeddings, and `status` the termination's reason and limit. Bytes and samples are totals of all
+    GPUs and hosts. `balance` is the GPUs' mean time over the slowest GPU's. `detail` says what the
+    step waits for, or without a plan, what is short. Prices are of the whole machine, in the user's
+    currency; `price_source` is empty for the user's own prices. `dense_s` is None for embeddings
+    alone. `memory_left` is the free share of all HBM and DRAM for embeddings, and `hbm_left_bytes`
+    the free bytes of the fullest GPU: solvers fill HBM if not all tables fit. `assumed` names
+    constants that were not measured.
     """
 
     hbm_budget_bytes: int
@@ -64,17 +64,17 @@ class CompareRow:
 
     @property
     def train_s(self) -> float | None:
-        """Return the seconds to train `SAMPLES`."""
+        """The seconds to train `SAMPLES`."""
         return SAMPLES / self.samples_per_s if self.samples_per_s else None
 
     @property
     def least_share(self) -> float | None:
-        """Return the proven bound beside the step time."""
+        """The proven bound as a share of the step time."""
         return self.bound_s / self.step_time_s if self.bound_s and self.step_time_s else None
 
     @property
     def least_cost(self) -> float | None:
-        """Return the cost of `SAMPLES` if a step took no longer than its proven bound."""
+        """The cost of `SAMPLES` if a step took only its proven bound."""
         cost, share = self.cost_per_billion_samples, self.least_share
         return None if cost is None or share is None else cost * share
 
@@ -90,17 +90,17 @@ def compare(
 ) -> list[CompareRow]:
     """Solve a problem with each solver under each cost model.
 
-    All solvers search parts of one space, so the best bound that one of them proves under a
-    cost model holds for all, and every row has it. Rows are by cost model, then by solver.
+    All solvers search parts of the same space. So the best bound of any solver under a cost model
+    holds for all, and every row has it. Rows are sorted by cost model, then by solver.
 
     Parameters
     ----------
     solvers, cost_models : sequence of str
-        Names of `solvers.SOLVERS`, and those that `cost_models.cost_model` takes.
+        Names of `solvers.SOLVERS`, and names that `cost_models.cost_model` accepts.
     limits : Limits, optional
-        Of each solver.
+        Limits of each solver.
     on_solved : callable
-        Called with the results so far and their number in all.
+        Called with the number of results so far, and of all results.
 
     Examples
     --------
@@ -136,7 +136,7 @@ def compare_row(
     cost: CostReport | None,
     price: Price | None = None,
 ) -> CompareRow:
-    """Make the row of a result; `cost` is the cost model's answer for its plan, if any."""
+    """Return the row of a result; `cost` is the cost model's report of its plan, if any."""
     samples_per_s = problem.global_batch_size / result.step_time_s if result.step_time_s else None
     end, topology = result.termination, problem.topology
     dollars = None if price is None else price.dollars_per_gpu_hour
@@ -193,14 +193,14 @@ FLEET = (
     "4x8xh100", "8xa100-80", "2x8xa100-80", "2x8xa100-40", "4x8xv100-32", "8xl40s", "2x8xl4",
     "2x8xa10g", "4x4xa10", "4x8xt4", "8xgaudi2", "8xgaudi3",
 )  # fmt: skip
-"""Machines that are compared where none are named."""
+"""The machines to compare by default."""
 
 
 class Cheapest(NamedTuple):
-    """The machine that trains `SAMPLES` in time for least money.
+    """The machine that trains `SAMPLES` in a given time for the least money.
 
-    `row` is None if no machine with a price is fast enough; `rivals` are machines that a better
-    plan, within what bounds allow, could make cheaper, and those `without_price` are fast enough.
+    `row` is None if no machine with a price is fast enough. `rivals` are machines that bounds allow
+    to be cheaper with a better plan. Machines `without_price` are fast enough, too.
     """
 
     row: CompareRow | None
@@ -220,19 +220,19 @@ def fleet(
 ) -> list[CompareRow]:
     """Solve one workload on each of several machines.
 
-    Machines of as many GPUs follow one another, as then a step has as many lookups, and what it
-    reads of each table is worked out once.
+    Machines with equal numbers of GPUs are solved one after the other. Their steps have equally
+    many lookups, so each table's load is computed once.
 
     Parameters
     ----------
     problem_on : callable
-        The problem on a machine of that name, with the same profile each time.
+        Returns the problem on a machine, by its name, always with the same profile.
     solver, cost_model, limits
-        Of each machine.
+        Solver, cost model and limits for each machine.
     prices : mapping, optional
-        Dollars an hour, of a whole machine or of one GPU of a kind; others are `LIST_PRICES`.
+        Dollars an hour, by machine or by kind of GPU; the default is `LIST_PRICES`.
     on_solved : callable
-        Called with the machines that are done and their number.
+        Called with the number of machines done, and of all machines to solve.
 
     Examples
     --------
@@ -250,10 +250,10 @@ def fleet(
     for name in machines:
         try:
             problems[name] = problem_on(name)
-        except ProblemError as error:  # As where the dense layers alone do not fit.
+        except ProblemError as error:  # For example, the dense layers alone do not fit.
             of = 0, solver.name, cost_model.name, "infeasible"
             rows[name] = CompareRow(*of, topology=name, detail=str(error))
-    # Machines of few GPUs first.
+    # Start with machines of few GPUs.
     for name in sorted(problems, key=lambda name: len(problems[name].topology.gpus)):
         problem, result = problems[name], SolveResult(None, Termination("no_plan", "stop"))
         if limits.stop is None or not limits.stop():
@@ -268,12 +268,12 @@ def fleet(
 
 
 def cheapest(rows: Iterable[CompareRow], within_s: float) -> Cheapest:
-    """Find the machine that trains `SAMPLES` within so many seconds for least money."""
+    """Find the machine that trains `SAMPLES` within `within_s` seconds for the least money."""
     rows = list(rows)
     fast = [row for row in rows if row.train_s is not None and row.train_s <= within_s]
     priced = [row for row in fast if row.cost_per_billion_samples is not None]
     best = min(priced, key=lambda row: row.cost_per_billion_samples or 0.0, default=None)
-    # A better plan could make these both fast enough and the cheaper ones.
+    # A better plan could make these machines fast enough and cheaper.
     rivals = (
         row
         for row in rows
@@ -289,9 +289,9 @@ def cheapest(rows: Iterable[CompareRow], within_s: float) -> Cheapest:
 
 
 def price_of(topology: Topology, name: str, prices: Mapping[str, float]) -> Price | None:
-    """Return dollars an hour of a machine, and their source; None if a GPU has no price.
+    """Return a machine's price in dollars an hour, and its source; None if a part has no price.
 
-    Hosts without GPUs are called ``cpu`` in `prices`, and on no list.
+    Hosts without GPUs are called ``cpu`` in `prices`, and have no list price.
     """
     if name in prices:
         return Price(prices[name])

@@ -1,7 +1,7 @@
-"""Why a table is where it is: what HBM is worth to its rows, and what its alternatives cost.
+"""Explain a table's placement: the worth of HBM to its rows, and the cost of alternatives.
 
-An alternative changes one table and leaves all others as they are. A constraint of the user binds
-the table if an alternative that only this constraint forbids would be faster.
+An alternative changes one table and keeps all others. A user's constraint binds the table if an
+alternative that only this constraint forbids would be faster.
 """
 
 import glob
@@ -26,13 +26,13 @@ from solvers.model.knapsack import BYTES, solve_knapsack
 from solvers.model.read_plan import placements_of
 
 _PRICE_SHARE = 1 / 64
-"""Share of a GPU's HBM over which its price is measured: far more than a row, far less than all."""
+"""Share of a GPU's HBM over which to measure its price: much more than a row, far from all."""
 
 _FULL = 0.99
-"""A memory that is filled to this share counts as full: rows and buffers do not come in bytes."""
+"""A memory counts as full from this share on, as rows and buffers never fill it exactly."""
 
 _GAIN = 1e-6
-"""A step is faster than another by at least this share: more than rounding."""
+"""A step counts as faster if it is shorter by this share: more than rounding errors."""
 
 
 Constraint = Literal[
@@ -42,12 +42,12 @@ Constraint = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ShardMargin:
-    """What HBM is worth to one shard of the table at its hot/cold split, beside the price of HBM.
+    """The worth of HBM to one shard at its hot/cold split, and the price of its GPU's HBM.
 
-    `last_s_per_byte` is what the coldest rows in HBM save, `next_s_per_byte` what the hottest rows
-    in DRAM would save there; None where there are none. `gpu_price_s_per_byte` is what one more
-    byte of this GPU's HBM would save, with the best use of it for all its shards; None if the GPU
-    serves a placement that solvers do not search.
+    `last_s_per_byte` is the time that the coldest rows in HBM save per byte, and `next_s_per_byte`
+    the time that the hottest rows in DRAM would save; None if there are no such rows.
+    `gpu_price_s_per_byte` is the time that one more byte of this GPU's HBM would save in its best
+    use for all shards of the GPU; None if the GPU has a placement that solvers do not search.
     """
 
     device: str
@@ -60,7 +60,7 @@ class ShardMargin:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A constraint that keeps the table from a better placement, and how."""
+    """A constraint that may keep the table from a better placement, and an explanation."""
 
     constraint: Constraint
     device: str
@@ -69,11 +69,11 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What decided the placement of one table.
+    """The result of `explain`: the reasons for the placement of one table.
 
-    `pooled_price_s_per_byte` is the GPU seconds that one more byte of HBM would save if the GPUs
-    shared all of it. The alternatives are all rows in HBM and none; then other GPUs and sharding
-    options: those that fit first, fastest first. The constraints allow them all.
+    `pooled_price_s_per_byte` is the GPU seconds that one more byte of HBM would save if GPUs shared
+    all HBM. `alternatives` begin with all rows in HBM and all in DRAM. Other GPUs and sharding
+    options follow: those that fit first, then fastest first. Constraints allow all of them.
     """
 
     table: str
@@ -90,8 +90,8 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
     Raises
     ------
     PlacerError
-        If the plan has no such table, or places it in a way that no `ShardingOption` describes:
-        rows replicated on some GPUs only, uneven row slices, two shards on one GPU.
+        If the plan has no such table, or no `ShardingOption` describes its placement: for example
+        rows replicated on only some GPUs, uneven row slices, or two shards on one GPU.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
 def split_margin(
     instance: Instance, placed: Placement, gpu_price: float | None = None
 ) -> ShardMargin:
-    """Return what HBM is worth to a shard at its split, beside the price on its GPU."""
+    """Return the worth of HBM to a shard at its split, and the price of its GPU's HBM."""
     curve = instance.curve(placed.shard, placed.gpu)
     return ShardMargin(
         instance.problem.topology.serving[placed.gpu].id,
@@ -137,22 +137,22 @@ def split_margin(
 
 
 def _next_saving(curve: CostCurve, hot_rows: int) -> float | None:
-    """Return seconds per byte of HBM that the hottest rows in DRAM would save."""
+    """Return the seconds per byte of HBM that the hottest rows in DRAM would save."""
     return _saving(curve, int(np.searchsorted(curve.hot_rows, hot_rows, side="right")))
 
 
 def _saving(curve: CostCurve, point: int) -> float | None:
-    """Return seconds per byte of HBM that the rows between two points of a curve save."""
+    """Return the seconds per byte of HBM that the rows before a point of a curve save."""
     if not 0 < point < curve.hot_rows.size:
         return None
     extra = float(curve.hbm_bytes[point] - curve.hbm_bytes[point - 1])
     saved = float(curve.gpu_s[point - 1] - curve.gpu_s[point])
-    # Rows that every step stages take as many bytes in its buffer: in HBM they cost nothing.
+    # Rows that every step stages take as many bytes of staging buffer, so in HBM they are free.
     return saved / extra if extra > 0 else float("inf") if saved > 0 else 0.0
 
 
 def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
-    """Return seconds per byte that a little more HBM on one GPU saves of its time."""
+    """Return the seconds per byte that a little more HBM on one GPU saves; None if unknown."""
     instance, replicated, shards = planned.instance, 0.0, []
     device = planned.problem.topology.serving[gpu].id
     served = dict.fromkeys(s.table for s in planned.plan.shards if device in s.devices)
@@ -177,7 +177,7 @@ def _gpu_price(planned: PlannedTable, gpu: int) -> float | None:
 
 
 def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
-    """Yield GPUs that are full while rows of the table would gain from HBM, and full hosts."""
+    """Yield full GPUs, if the table's cold rows there would gain from HBM, and full hosts."""
     topology, cost = planned.problem.topology, planned.cost
     gpus = topology.serving
     cold = [
@@ -200,7 +200,7 @@ def _full_memories(planned: PlannedTable) -> Iterator[Binding]:
 
 
 def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
-    """Say if one row has too many lookups for its row slice to have an even share."""
+    """Yield a binding if one row has too many lookups for even row slices."""
     option = planned.option
     top = float(planned.problem.profile.tables[planned.number].cdf.share(1))
     if option.row_slices > 1 and not option.replicated_rows and top * option.row_slices > 0.5:
@@ -214,7 +214,7 @@ def _hottest_row(planned: PlannedTable) -> Iterator[Binding]:
 
 
 def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterator[Binding]:
-    """Yield each constraint on the table, and what the placement would gain without it."""
+    """Yield each constraint on the table, and the gain without it."""
     step_time_s = planned.cost.step_time_s
     fastest_s = min([step_time_s, *(one.step_time_s for one in others if not one.short_bytes)])
     devices = list(dict.fromkeys(d for shard in planned.own.shards for d in shard.devices))
@@ -231,11 +231,11 @@ def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterat
 
 
 def _relaxed(constraints: Constraints, table: str) -> Iterator[tuple[Constraint, str, Constraints]]:
-    """Yield each constraint on a table: its kind, what it says, and the constraints without it."""
+    """Yield each constraint on a table: its kind, its words, and all constraints without it."""
     rule, group = constraints.rule_of(table), constraints.group_of(table)
 
     def with_rule(changed: TableRule) -> Constraints:
-        # A problem's constraints have one rule for each table, by its name.
+        # A problem's constraints have one rule for each table, under its name.
         key = glob.escape(table)
         kept = tuple((k, r) for k, r in constraints.tables if k != key)
         mine = [(key, changed)] if changed != TableRule() else []
@@ -258,7 +258,7 @@ def _relaxed(constraints: Constraints, table: str) -> Iterator[tuple[Constraint,
 
 
 def _work(planned: PlannedTable) -> Binding:
-    """Say what the slowest GPU of the table waits for, and how slow that GPU is."""
+    """Return what the table's slowest device spends its time on, and how slow it is."""
     cost = planned.cost
     devices = {device for shard in planned.own.shards for device in shard.devices}
     gpu_s = dict(zip((gpu.device for gpu in cost.gpus), cost.gpu_s.tolist(), strict=True))

@@ -1,8 +1,8 @@
-"""What can stay of an old plan: its placement as it is, and rows on equal GPUs and in their slices.
+"""Keep parts of an old plan: its whole placement, or rows on equal GPUs and in equal row slices.
 
-A solver does not care which of several equal GPUs serves what, nor which of several equal row
-slices a GPU has. Who has to copy the rows does: places are given so that most bytes stay, and
-orders by frequency are within strided slices, as a new order of all would move nearly every row.
+To a solver, equal GPUs are interchangeable, and so are equal row slices. To a migration they are
+not. So GPUs and slices are matched such that most bytes stay. Rows are sorted by frequency only
+within their strided slices, as sorting all rows again would move nearly every row.
 """
 
 from collections import defaultdict
@@ -31,11 +31,11 @@ from solvers.search.old_placement import OldTable
 
 Int = npt.NDArray[np.int64]
 KeptBytes = dict[tuple[str, str], int]
-"""Bytes that stay if the second device, of the old machine, takes the place of the first."""
+"""Bytes that stay, by device of the new plan and device of the old machine that replaces it."""
 
 
 def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan | None, str]:
-    """Return the old placement on the new problem, or why it does not work there."""
+    """Return the old placement on the new problem; or None, and why it does not work there."""
     names = problem.profile.table_numbers
     for profile in problem.profile:
         now, before = profile.table, old.tables_by_name.get(profile.name)
@@ -70,8 +70,8 @@ def kept_plan(problem: Problem, cost_model: CostModel, old: Plan) -> tuple[Plan 
 
 
 def _with_old_buffers(needed: Plan, old: Plan) -> Plan | None:
-    """Shrink buffers to those of the old plan; rows without room are read in place."""
-    # Where steps are larger than they were, buffers have to grow.
+    """Shrink buffers to their sizes in the old plan; None if steps may need larger ones."""
+    # Larger batches need larger buffers.
     if needed.batch_size > old.batch_size or needed.topology != old.topology:
         return None
     place = attrgetter("table", "rows", "cols", "devices")
@@ -86,14 +86,14 @@ def _with_old_buffers(needed: Plan, old: Plan) -> Plan | None:
 
 
 def in_place_share(problem: Problem, cost_model: CostModel, plan: Plan) -> float:
-    """Return the share of staged rows for which a plan has no room, and which are read in place."""
+    """Return the share of staged rows that lack buffers in the plan and are read in place."""
     needed = sum(shard.staging_rows for shard in _with_buffers(problem, cost_model, plan).shards)
     room = sum(shard.staging_rows for shard in plan.shards)
     return max(0.0, 1 - room / needed) if needed else 0.0
 
 
 def read_in_place(plan: Plan) -> Plan:
-    """Return the plan with staged rows read in place, one by one."""
+    """Return the plan with all staged rows read in place instead."""
     shards = (
         replace(shard, lookup="uva", staging_rows=0) if shard.lookup == "staged" else shard
         for shard in plan.shards
@@ -102,7 +102,7 @@ def read_in_place(plan: Plan) -> Plan:
 
 
 def _with_buffers(problem: Problem, cost_model: CostModel, plan: Plan) -> Plan:
-    """Return the plan with the buffers that its shards need for the accesses and batch of today."""
+    """Return the plan with the buffers that the problem's accesses and batch need."""
     ordered = problem.in_plan_order(plan)
     number = problem.profile.table_numbers
     returned: set[tuple[str, tuple[str, ...], tuple[int, int]]] = set()
@@ -124,11 +124,11 @@ def matched_gpus(
     placements: Sequence[TablePlacement],
     tables: Mapping[int, OldTable],
 ) -> dict[int, int]:
-    """Return which GPU should take the place of each GPU of a plan, so that fewest bytes move.
+    """Return for each GPU of a plan the GPU that should replace it, so that fewest bytes move.
 
-    GPUs take each other's places if they are of one kind and size and may serve the same
-    tables, and hosts if their GPUs do and they have equal memory. `placements` are those of each
-    table in `plan`.
+    GPUs can replace each other if they have equal kind and size and may serve the same tables.
+    Hosts can replace each other if they have equal memory and such GPUs. `placements` are the
+    placements of all tables in `plan`.
     """
     topology = instance.problem.topology
     kept = _kept_bytes(instance, plan, old, placements, tables)
@@ -157,7 +157,7 @@ def _within(
     ids: Sequence[str],
     kept: KeptBytes,
 ) -> tuple[int, dict[int, int]]:
-    """Match one host's GPUs to another's; return the bytes that stay, and the pairs."""
+    """Match one host's GPUs to another host's; return the bytes that stay, and the pairs."""
     total, matched = 0, {}
     for kind, mine in places.items():
         values = [[kept.get((ids[a], ids[b]), 0) for b in takers[kind]] for a in mine]
@@ -168,7 +168,7 @@ def _within(
 
 
 def _classes(instance: Instance) -> list[int]:
-    """Return equal numbers for GPUs that can take each other's places."""
+    """Return a number for each GPU, equal for GPUs that can replace each other."""
     masks = [
         mask for table in range(instance.tables) if (mask := instance.allowed(table)) is not None
     ]
@@ -198,7 +198,7 @@ def _kept_bytes(
             continue
         option = placements[number].option
         if was is not None and was.option.row_slices > 1 and was.has_option(option):
-            # Any slice can become the one that the GPU has.
+            # The GPU can keep its slice, as any new slice may become it.
             held = dict.fromkeys((device, shard.column_slice) for shard, device in was.shards)
             for placed in placements[number].placements:
                 first, last = placed.shard.columns(table.dim)
@@ -215,10 +215,10 @@ def _kept_bytes(
 
 
 def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
-    """Return a different column for each row, such that the sum is greatest."""
+    """Return a different column for each row, with the greatest sum of values."""
     from scipy.optimize import linear_sum_assignment
 
-    # Of equal matchings, the one that changes least.
+    # Of equal matchings, prefer the one with the fewest changes.
     weights = 2 * np.array(values, dtype=np.float64) + np.eye(len(values))
     columns: list[int] = linear_sum_assignment(weights, maximize=True)[1].tolist()
     return columns
@@ -227,7 +227,7 @@ def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
 def with_matched_slices(
     placement: TablePlacement, was: OldTable | None, devices: Sequence[str], rows: int
 ) -> TablePlacement:
-    """Return the same GPUs with the row slices that they had before, where they had some."""
+    """Return the placement with each GPU's old row slices, if it had any."""
     option = placement.option
     if was is None or option.row_slices < 2 or option.blocked or not was.has_option(option):
         return placement
@@ -255,9 +255,9 @@ def with_old_slices(
     tables: Mapping[int, OldTable],
     options: Sequence[ShardingOption],
 ) -> Plan:
-    """Order rows so that they keep their slices, where tables are sliced as before.
+    """Order rows so that they keep their slices, in tables with the same slices as before.
 
-    `options` are those of each table in `plan`.
+    `options` are the sharding options of all tables in `plan`.
     """
     row_order, hot_ids = dict(plan.row_order), dict(plan.hot_ids)
     for number, was in tables.items():
@@ -281,19 +281,19 @@ def with_old_slices(
 def order_within_slices(
     counts: RowCounts, before: Int, row_slices: int, replicated_rows: int, hottest_rows: int
 ) -> Int:
-    """List ids so that the hottest come first in their slices, and all stay in them.
+    """List ids so that the hottest come first within their slices, and ids keep their slices.
 
-    After the replicated rows, slice i has the ranks that leave i when divided by `row_slices`.
-    An id that is listed again shifts the ranks of all ids below it that are not listed. So ids
-    are listed in groups of `row_slices` neighbouring ranks, which leaves all other ids in their
-    slices. Only rows that become replicated, or stop to be, change slices: they swap places.
+    After the replicated rows, slice i has the ranks with remainder i modulo `row_slices`. Listing
+    another id shifts the ranks of all unlisted ids below it. So add ids in groups of `row_slices`
+    neighbouring ranks, which leaves all other ids in their slices. Only rows that become replicated
+    or stop being replicated change slices: they swap places.
 
     Parameters
     ----------
     before : int64, shape (n,)
-        The ids that were listed.
+        The ids that the old order listed.
     hottest_rows : int
-        So many of the hottest rows have to be listed.
+        Number of hottest rows that must be listed.
     """
     old = Ranks.of(before)
     if old.listed.size < replicated_rows:
@@ -304,13 +304,13 @@ def order_within_slices(
     listed = old.listed.size
     ranks = old.ranks(counts.hottest(hottest_rows))
     groups = distinct((ranks[ranks >= listed] - listed) // row_slices)
-    # The last ids may be too few for a group.
+    # The last ids may not fill a group.
     groups = groups[listed + (groups + 1) * row_slices <= counts.rows]
     added = (listed + groups[:, None] * row_slices + np.arange(row_slices)).ravel()
     ids = np.concatenate((old.listed, old.unlisted_ids(added)))
     old_ranks = np.concatenate((np.arange(listed), added))
     reads = _reads(counts, ids)
-    # Slice -1 is the replicated rows.
+    # Slice -1 stands for the replicated rows.
     slices = np.where(old_ranks < replicated_rows, -1, (old_ranks - replicated_rows) % row_slices)
     if replicated_rows:
         hottest = np.zeros(ids.size, dtype=bool)
@@ -330,7 +330,7 @@ def order_within_slices(
 
 
 def _reads(counts: RowCounts, ids: Int) -> Int:
-    """Return how often each row was read."""
+    """Return the access count of each row."""
     reads = np.zeros(ids.size, dtype=np.int64)
     if counts.ids.size:
         at = np.minimum(np.searchsorted(counts.ids, ids), counts.ids.size - 1)

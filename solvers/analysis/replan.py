@@ -1,16 +1,16 @@
-"""A plan for accesses or a machine that have changed since the old one, weighed against the move.
+"""Choose a new plan after accesses or the machine have changed, weighing it against the migration.
 
-Four kinds of candidates, from the cheapest move to the best plan:
+There are four kinds of candidates, from the cheapest move to the best plan:
 
-1. the old placement as it is, every row where it was;
-2. the old sharding options and GPUs, HBM filled again with what is hot now; shards that have lost
-   their GPU go to the one that finishes first;
-3. that, improved by a few steps of local search: 1, 2, 4, …;
-4. a plan from scratch, on those of equal GPUs that have most of its rows already.
+1. the old placement, with every row where it was;
+2. the old sharding options and GPUs, with HBM filled again with the rows that are hot now. Shards
+   that have lost their GPU go to the GPU that finishes first;
+3. the second candidate, improved by 1, 2, 4, … steps of local search;
+4. a plan from scratch. Of equal GPUs, it uses those that already have most of its rows.
 
-Each costs its step times a horizon, plus the time to get there from the old plan. The cost
-of a step is that of the rows that a plan really has in HBM (`placer.plan.drift`), not of the
-hottest ones of the new profile.
+A candidate costs its step time times a horizon of steps, plus the time of the migration. The step
+time is that of the rows that the plan really has in HBM (`placer.plan.drift`), not of the hottest
+rows of the new profile.
 """
 
 import itertools
@@ -42,26 +42,26 @@ from solvers.search.old_placement import old_assignment, old_tables
 from solvers.strategies._base import provenance_of
 
 HORIZON_STEPS, _MOST_HORIZON_STEPS = 100_000, 10**15
-"""Steps that a new plan is trained with, by default and at most."""
+"""Default and largest number of steps for which a new plan is used."""
 KEEP = "keep"
-"""Name of the candidate that leaves everything as it is."""
+"""Name of the candidate that keeps the old placement."""
 _MOST_STEPS = 1 << 12
 _FRESH_SHARE = 0.6
-"""Share of the time that the plan from scratch may take."""
+"""Share of the time limit for the plan from scratch."""
 
 _COSTINGS_AFTER_SEARCH = 6
-"""Costings that take as long as what follows the search: 2.7 s against 11 s with 10,000 tables."""
+"""Time to reserve after the search, in costings: 11 s against 2.7 s each for 10,000 tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A plan that could follow the old one.
 
-    `step_time_s` is that of the rows that are in HBM under the plan's row order, `cost_s` that of
-    all steps of the horizon and of the migration (see `placer.plan.migration.Migration`).
-    `break_even_steps` are those after which the migration has paid for itself, against the old
-    placement: 0 where nothing moves, None if it never does, or the old placement does not work.
-    `on_front` says whether no other candidate moves as little and is as fast.
+    `step_time_s` is the step time with the rows that are in HBM under the plan's row order.
+    `cost_s` is the time of all steps of the horizon and of the migration (see
+    `placer.plan.migration.Migration`). After `break_even_steps`, the migration has paid for itself,
+    compared with the old placement: 0 if nothing moves; None if it never pays, or the old placement
+    does not work. `on_front` says that no other candidate moves as little and is as fast.
     """
 
     name: str
@@ -77,11 +77,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Replanned:
-    """The candidates to follow an old plan, fewest bytes first, and the chosen one.
+    """The result of `replan`: all candidates, those that move fewest bytes first, and the best.
 
-    `chosen` has the least cost over the horizon, and of equal ones moves least; `moves` lead to it
-    from the old plan. `old_step_time_s` is that of the old placement on the new problem; where it
-    does not work any more, `old_refused` says why. `fresh` is from scratch, with its bound.
+    `chosen` has the least cost over the horizon; of equal candidates, it moves least. `moves` lead
+    from the old plan to it. `old_step_time_s` is the old placement's step time on the new problem.
+    If that placement does not work, `old_refused` says why. `fresh` is the result from scratch.
     """
 
     horizon_steps: int
@@ -108,22 +108,22 @@ def replan(
     Parameters
     ----------
     problem : Problem
-        Tables, accesses and machine as they are now. Devices and tables are known by name.
+        The present tables, accesses and machine. Devices and tables are matched by name.
     limits : Limits, optional
-        Of the whole call.
+        Limits of the whole call.
     horizon_steps : int
-        Steps until the next change, over which a migration has to pay.
+        Number of steps until the next change, within which a migration must pay.
     solver : str
-        Makes the plan from scratch.
+        Name of the solver for the plan from scratch.
     on_candidate : callable
-        Called with the name of each candidate when it is found.
+        Called with the name of each candidate once it is found.
 
     Raises
     ------
     PlanError
-        If `old` does not cover a table exactly once, or has a shard that is malformed.
+        If `old` does not cover a table exactly once, or has a malformed shard.
     ProblemError
-        If the horizon is negative, or more than a machine will ever run.
+        If the horizon is negative or too large.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def replan(
         found.append(anew)
     old_step_s = next((one.step_time_s for one in found if one.name == KEEP), None)
     candidates = _weighed(found, old_step_s)
-    # Of equal costs the one that moves least, then the fastest.
+    # Of equal costs, choose the candidate that moves least, then the fastest.
     chosen = min(candidates, key=attrgetter("cost_s", "moved_bytes", "step_time_s"), default=None)
     if chosen is not None:
         recorded = replace(chosen, plan=search.recorded(chosen, fresh))
@@ -174,7 +174,7 @@ def replan(
 
 
 def _weighed(found: Iterable[Candidate], old_step_s: float | None) -> tuple[Candidate, ...]:
-    """Return candidates, fewest bytes first, with what they are beside the old plan and others."""
+    """Sort candidates by moved bytes, and set `break_even_steps` and `on_front`."""
     candidates: list[Candidate] = []
     fastest_s = float("inf")
     for one in sorted(found, key=attrgetter("moved_bytes", "step_time_s")):
@@ -188,7 +188,7 @@ def _weighed(found: Iterable[Candidate], old_step_s: float | None) -> tuple[Cand
 
 
 class _Replanning:
-    """A search for plans that follow an old one; makes candidates and costs them."""
+    """Makes candidates to follow an old plan, and costs them."""
 
     def __init__(
         self, problem: Problem, cost_model: CostModel, old: Plan, limits: Limits, horizon: int
@@ -201,15 +201,15 @@ class _Replanning:
         self.kept_s = 0.0
 
     def keep_time(self, costing_s: float) -> None:
-        """Let the search end early enough for what follows it, from the longest costing so far."""
+        """Reserve time for the work after the search, estimated by the longest costing so far."""
         wanted_s = _COSTINGS_AFTER_SEARCH * costing_s
         self.clock.reserve(max(0.0, wanted_s - self.kept_s))
         self.kept_s = max(self.kept_s, wanted_s)
 
     def refilled(self, fresh: Plan | None) -> Iterator[tuple[str, Plan]]:
-        """Yield the old options and GPUs with HBM filled anew, then improved by a few search steps.
+        """Yield the old options and GPUs with HBM filled again, then improved by search steps.
 
-        New tables get the sharding options that they have in the plan from scratch.
+        New tables get their sharding options of the plan from scratch.
         """
 
         def option_of_new(number: int) -> ShardingOption:
@@ -240,12 +240,12 @@ class _Replanning:
         return staying.with_old_slices(self.instance, plan, self.old, self.old_tables, options)
 
     def anew(self, name: str, fresh: Plan) -> Candidate | None:
-        """Cost the plan from scratch on the GPUs that have most of it, if there is a sound one."""
+        """Return the candidate from scratch on GPUs with most of its rows; None if unsound."""
         plans = itertools.chain(self._matched(fresh), (fresh,))
         return next((one for plan in plans if (one := self.costed(name, plan))), None)
 
     def _matched(self, fresh: Plan) -> Iterator[Plan]:
-        """Yield the plan with equal GPUs exchanged, with and without equal slices exchanged."""
+        """Yield the plan with equal GPUs exchanged: with equal slices exchanged, then without."""
         instance, names = self.instance, self.problem.profile.table_names
         read = [placements_of(instance, fresh, name) for name in names]
         placements = [placement for placement in read if placement is not None]
@@ -268,13 +268,13 @@ class _Replanning:
             yield self._ordered(plan, [part.option for part in parts])
 
     def costed(self, name: str, plan: Plan) -> Candidate | None:
-        """Return a plan with its step time and the way to it; None if it is not sound."""
+        """Return the candidate with its step time and migration; None if the plan is not sound."""
         if violations(plan) or unmet(plan, self.problem.constraints):
             return None
         ordered, model = self.problem.in_plan_order(plan), self.cost_model
         try:
             step_time_s = model.evaluate(ordered, plan).step_time_s
-            # Rows for which the old plan has no room to stage are read in place.
+            # Rows that do not fit in the old plan's staging buffers are read in place.
             share = staying.in_place_share(ordered, model, plan) if name == KEEP else 0.0
             if share:
                 in_place_s = model.evaluate(ordered, staying.read_in_place(plan)).step_time_s
@@ -287,10 +287,10 @@ class _Replanning:
         return Candidate(name, plan, step_time_s, *move, cost_s)
 
     def recorded(self, chosen: Candidate, fresh: SolveResult) -> Plan:
-        """Return the chosen plan, with what is known of it."""
+        """Return the chosen plan with its solver record and provenance."""
         bound_s = fresh.bound_s
         if bound_s is not None and bound_s > chosen.step_time_s:
-            bound_s = None  # The old placement is outside of the search space.
+            bound_s = None  # The old placement is outside the search space.
         record = SolverRecord(
             name="replan",
             status="feasible",

@@ -1,9 +1,10 @@
-"""What more memory, faster links or a larger batch would gain.
+"""Estimate the gain of more memory, faster links or a larger batch.
 
-Three answers check one another: what the plan as it is gains (`solvers.bounds.binding`), the
-problem solved again, and what bounds prove. With step times T, proven bounds B, and the batch k
-times as large, the best placements' throughputs differ by a factor within k·B/T' .. k·T/B', where '
-is again; where that contains 1, the effect is smaller than what the solver leaves open.
+Three answers check each other: the gain of the present plan (`solvers.bounds.binding`), the gain of
+solving the changed problem, and bounds of the gain. Step times are T before and T' after the
+change, proven bounds are B and B', and the batch is k times as large. Then the throughput of the
+best placement changes by a factor between k·B/T' and k·T/B'. If this range contains 1, the effect
+is smaller than the uncertainty of the solver.
 """
 
 import contextlib
@@ -26,22 +27,22 @@ from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 
 _KNOWN = 1e-6
-"""A cost model whose plan gains less of a faster machine than its parts say does not know it."""
+"""Skip a change if the evaluated gain is less than this share of the gain predicted from parts."""
 
 _MORE_SERVERS = 2
-"""Hosts without GPUs that are asked about."""
+"""Number of additional hosts without GPUs to try."""
 
 Solve = Callable[[Problem], SolveResult]
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One change of the machine or batch, and what it does to throughput.
+    """One change of the machine or the batch, and its effect on throughput.
 
-    Gains are relative: 0.02 means 2% more samples per second. `gain` is by solving again, with the
-    same solver; `plan_gain` that of the plan as it is, with HBM filled again where there is more
-    memory, None for a larger batch and where nobody knows; the least and the most are proven of the
-    best placements. Without a plan of the changed problem, `detail` says why.
+    Gains are relative: 0.02 means 2% more samples per second. `gain` comes from solving again with
+    the same solver. `plan_gain` is the gain of the present plan, with HBM filled again if there is
+    more memory; None for a larger batch, or if unknown. `least_gain` and `most_gain` are proven
+    limits for the best placements. If the changed problem has no plan, `detail` says why.
     """
 
     change: str
@@ -56,7 +57,7 @@ class Effect:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the effect, good or bad, is larger than the uncertainty that the gaps leave."""
+        """Whether the effect, good or bad, is larger than the uncertainty of the gaps."""
         if self.least_gain is None or self.most_gain is None:
             return False
         return self.least_gain > 0 or self.most_gain < 0
@@ -64,10 +65,10 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """The result on a problem as it is, the effects of changes, and what binds its plan.
+    """The result of `whatif`: the present result, the effects of changes, and what binds the plan.
 
-    The effects are without changes that the cost model does not know: measured constants stay what
-    they are on a faster machine.
+    `effects` leave out changes that the cost model ignores: measured constants do not change with
+    the machine.
     """
 
     base: SolveResult
@@ -94,21 +95,21 @@ def whatif(
     solver: str = "greedy-cost",
     on_solved: Callable[[int, int], None] = lambda done, total: None,
 ) -> WhatIf:
-    """Return the effects of a tenth more of each resource, and of a batch twice as large.
+    """Return the effects of 10% more of each resource, and of a batch twice as large.
 
-    Where hosts are on a network, also that of two more without GPUs, which serve tables.
+    If hosts have a network, try two more hosts without GPUs, which serve tables, as well.
 
-    There are none if the problem as it is has no plan, as `base` then says, and after a stop those
-    that were known already.
+    If the present problem has no plan, there are no effects, and `base` says why. After a stop,
+    there are only the effects so far.
 
     Parameters
     ----------
     limits : Limits, optional
-        Of each problem; by default 20 seconds.
+        Limits of each problem; by default 20 seconds.
     solver : str
-        Solves each changed problem; a better one leaves smaller gaps.
+        Name of the solver of each problem. A better solver leaves smaller gaps.
     on_solved : callable
-        Called with how many problems are solved, and of how many.
+        Called with the number of solved problems, and of all problems.
 
     Examples
     --------
@@ -133,8 +134,8 @@ def whatif(
     for number, (name, changed, plan_gain) in enumerate(asked):
         result = strategy.solve(changed, cost_model, limits)
         if limits.stop is not None and limits.stop():
-            break  # What was searched for less long than the base says nothing beside it.
-        # More hosts need not be used, and then take no part of the network.
+            break  # A shorter search than the base's cannot be compared.
+        # A plan need not use the new hosts. Then they take no part of the network.
         unused = len(changed.topology.hosts) > len(problem.topology.hosts)
         result = _or_kept(result, base.plan, problem if unused else changed, cost_model)
         effects.append(_effect(name, problem, base, changed, result, plan_gain))
@@ -145,8 +146,8 @@ def whatif(
 def _or_kept(
     result: SolveResult, plan: Plan, changed: Problem, cost_model: CostModel
 ) -> SolveResult:
-    """Return the result, or the plan as it is where that is faster: more is no loss."""
-    # A larger batch has larger buffers, which the plan as it is does not have.
+    """Return the result, or the present plan if it is faster, as more resources do no harm."""
+    # The present plan lacks the buffers of a larger batch.
     if changed.batch_size != plan.batch_size:
         return result
     step_time_s = cost_model.evaluate(changed, plan).step_time_s
@@ -162,10 +163,9 @@ def front(
 ) -> tuple[FrontPoint, ...]:
     """Return the step time and the bound at each HBM budget of a GPU, in ascending order.
 
-    More memory never makes the best placement slower: a plan for less memory is one for more,
-    and a bound for more memory is one for less. Each point has the best of both.
-    `problem_at` makes the problem with so many bytes of HBM on each GPU, some of which the user's
-    constraints may reserve.
+    A plan for less memory also works with more memory, and a bound for more memory also holds with
+    less. So each point has the best plan and bound of all budgets that apply. `problem_at` returns
+    the problem with this many bytes of HBM on each GPU; constraints may reserve some of them.
     """
     budgets = sorted(set(budgets_bytes))
     results = [solve_problem(problem_at(budget)) for budget in budgets]
@@ -186,7 +186,7 @@ def front(
 def _changes(
     problem: Problem, base: SolveResult, cost_model: CostModel, found: Binding
 ) -> list[tuple[str, Problem, float | None]]:
-    """List changed problems with their names, and what the plan as it is gains."""
+    """Return the changed problems with their names, and the gain of the present plan."""
     plan, step_time_s = base.plan, base.step_time_s
     assert plan is not None
     assert step_time_s is not None
@@ -195,7 +195,7 @@ def _changes(
         changed, gain = replace(problem, topology=change.topology), found.gains.get(change.resource)
         of_memory = change.resource in ("hbm", "dram")
         if not of_memory and gain is not None and gain > _KNOWN:
-            # Left out if it is no faster as the cost model's constants stay what they are.
+            # Skip the change if the cost model ignores it.
             after_s = cost_model.evaluate(changed, plan).step_time_s
             if step_time_s / after_s - 1 < gain * _KNOWN:
                 continue
@@ -207,16 +207,16 @@ def _changes(
     dense = problem.dense
     if isinstance(dense, MeasuredDense):
         dense = MeasuredDense(2 * dense.step_s)
-    with contextlib.suppress(ProblemError):  # Of dense layers that do not fit then.
+    with contextlib.suppress(ProblemError):  # The dense layers may not fit then.
         larger = replace(problem, batch_size=2 * problem.batch_size, dense=dense)
         asked.append(("batch size x2", larger, None))
     return asked
 
 
 def _with_servers(machine: Topology) -> Topology | None:
-    """Return a machine with more hosts without GPUs, as its last one or, first of all, a preset's.
+    """Return a machine with more hosts without GPUs, like its last such host or a preset.
 
-    None where a host is on no network, which would not be known then.
+    Return None if a host has no network link, or there is only one host.
     """
     on_network = [machine.link_of(host.id, "network") for host in machine.hosts]
     if None in on_network or len(machine.hosts) < 2:
@@ -248,5 +248,5 @@ def _effect(
     before, after = base.step_time_s, result.step_time_s
     least = scale * base.bound_s / after - 1 if base.bound_s else None
     most = scale * before / result.bound_s - 1 if result.bound_s else None
-    gain = scale * before / after - 1 if after else 0.0  # Where nothing is read.
+    gain = scale * before / after - 1 if after else 0.0  # Steps that read nothing take no time.
     return Effect(words, after, result.bound_s, result.gap, gain, plan_gain, least, most)

@@ -27,6 +27,9 @@ rows on a drive are options of their own."""
 _FACTORS = np.exp(np.sinh(np.linspace(3.3, -3.3, 133)))
 """Prices of DRAM for single GPUs, as multiples of the common price: 5% apart near it."""
 
+_MOST_FILLED = 3
+"""Fill a host's DRAM this often, each time with more bytes left free, until all rows fit."""
+
 _EXACT = 1e-4
 """Relative precision of the time of a host's GPUs."""
 
@@ -168,8 +171,17 @@ class _Host:
                     low = middle
         # Prices have steps: what fits, and the next higher prices, with what is left of DRAM used.
         higher = {gpu: max(0, level - 1) for gpu, level in levels.items()}
-        ways = [self._full(room, one) for one in (levels, higher)]
-        for gpu, shards in min(ways, key=lambda way: way[0])[1].items():
+        spare = 0.0
+        for _ in range(_MOST_FILLED):
+            ways = [self._full(room - spare, one) for one in (levels, higher)]
+            chosen = min(ways, key=lambda way: way[0])[1]
+            # Other shares have other buffers in HBM, which may move rows from there to DRAM.
+            filled = [self._knapsack(gpu, shards) for gpu, shards in chosen.items()]
+            over = sum(np.inf if one is None else one.dram_bytes for one in filled) - room
+            if over <= 0:
+                break
+            spare += 2 * over
+        for gpu, shards in chosen.items():
             found[gpu] = shards
 
     def _at(self, gpu: int, level: int) -> tuple[list[TableShard], Knapsack | None]:

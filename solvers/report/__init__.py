@@ -1,4 +1,4 @@
-"""Reports of plans, comparisons and analyses; for the command line alone."""
+"""Reports of plans, comparisons and analyses, for the command line only."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""`placer compare` and `placer fleet`: one workload by solver or by machine, and a picture."""
+"""Reports and pictures of `placer compare` and `placer fleet`."""
 
 import os
 from collections.abc import Sequence
@@ -22,13 +22,13 @@ _FIGURES = columns(
 
 
 def _compared(row: CompareRow) -> Row:
-    """Return what tells solvers apart, by name; the rest is of machines."""
+    """Return the row's values that describe solvers, by name, without those of machines."""
     names = [one.name for one in fields(CompareRow)]
     return attributes(row, *names[: names.index("gpus")])
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
-    """Report the rows, each beside the best of its machine, budget and cost model."""
+    """Report the rows, each compared with the best of its machine, budget and cost model."""
     best: dict[tuple[str, int, str], float] = {}
     for row in rows:
         if row.step_time_s is not None:
@@ -69,10 +69,10 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
 
 
 def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> None:
-    """Draw the step time of each solver and its bound, one panel per machine, budget and model.
+    """Draw each solver's step time and bound, in a panel per machine, budget and cost model.
 
-    Raises a `PlacerError` if no row has a plan; see `picture` for other errors, and for formats of
-    the file.
+    Raises a `PlacerError` if no row has a plan. See `picture` for formats of the file and for other
+    errors.
     """
     if all(row.step_time_s is None for row in rows):
         raise PlacerError("there is nothing to draw: no solver found a plan")
@@ -129,7 +129,7 @@ def _draw_bars(
 
 
 def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
-    """Write the figures of each row in columns, beside its bar."""
+    """Write the figures of each row in columns next to its bar."""
     axis.set_axis_off()
     axis.set_xlim(0, len(_FIGURES))
     style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9}
@@ -153,7 +153,7 @@ _SOURCES = (
 def fleet_report(
     rows: Sequence[CompareRow], answer: Cheapest, within_s: float, title: str
 ) -> Report:
-    """Report machines as rows, and which trains a billion samples in time for least money."""
+    """Report machines, and which one trains a billion samples in time for the least money."""
     values: list[Row] = []
     for row in rows:
         more = {"assumed": ", ".join(row.assumed), **attributes(row, "detail", "least_cost")}
@@ -202,15 +202,15 @@ def _words(answer: Cheapest, within_s: float) -> list[str]:
 
 
 def _hours(seconds: float) -> str:
-    """Return a duration of hours: ``3.5 h``."""
+    """Format a duration in hours, as ``3.5 h``, or in smaller units below an hour."""
     return f"{significant(seconds / _HOUR_S)} h" if seconds >= _HOUR_S else format_seconds(seconds)
 
 
 def plot_fleet(drawn: tuple[Sequence[CompareRow], Cheapest], path: str | os.PathLike[str]) -> None:
-    """Draw what a billion samples cost over the time that they take.
+    """Draw the cost of a billion samples over their training time, machine by machine.
 
-    Raises a `PlacerError` if no machine has a plan and a price; see `picture` for other errors, and
-    for formats.
+    Raises a `PlacerError` if no machine has a plan and a price. See `picture` for formats and other
+    errors.
     """
     rows, answer = drawn
     shown = [
@@ -241,7 +241,7 @@ def plot_fleet(drawn: tuple[Sequence[CompareRow], Cheapest], path: str | os.Path
 
 
 def _front(shown: Sequence[tuple[CompareRow, float, float]]) -> list[tuple[float, float]]:
-    """Return seconds and dollars of machines than which none is both faster and cheaper."""
+    """Return seconds and dollars of machines unless another is both faster and cheaper."""
     front: list[tuple[float, float]] = []
     for seconds, cost in sorted((seconds, cost) for _, seconds, cost in shown):
         if not front or cost < front[-1][1]:

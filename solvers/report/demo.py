@@ -1,4 +1,4 @@
-"""What `placer demo` shows: a log's tables compared, planned and trained with, step by step."""
+"""The steps of `placer demo`: profile a log, compare solvers, plan, and train with the plan."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,13 +30,13 @@ from solvers.result import Limits, SolveResult
 
 MACHINE, BATCH_SIZE, DIM = "4xt4", 128, 64
 _HBM_SHARE = 0.25
-# A tenth of a pass's batches is held out, and a model that sees a few batches again and again
-# knows them by heart before the last step.
+# A tenth of the batches is held out. A model that sees only a few batches again and again memorises
+# them before the last step.
 _LEAST_BATCHES = 60
 
 
 def demo_problem(profile: Profile) -> Problem:
-    """Place a log's tables on four small GPUs that hold a quarter of them and the buffers.
+    """Return the problem of a log's tables on four small GPUs with room for a quarter of them.
 
     >>> from placer.workloads import named_workload
     >>> problem = demo_problem(named_workload("criteo-kaggle"))
@@ -57,7 +57,7 @@ def demo_problem(profile: Profile) -> Problem:
 
 
 def log_step(logs: Sequence[str], folder: Path, samples: int, scale: float) -> tuple[str, ...]:
-    """Return the log to go on with: generated, in Criteo's format, where there is none."""
+    """Return the log files; without any, generate one in Criteo's format."""
     print_title("1. A click log")
     if logs:
         print(", ".join(map(shown, logs)))
@@ -92,7 +92,7 @@ def profile_step(
 
 
 def compare_step(profile: Profile, folder: Path, limits: Limits) -> Problem:
-    """Compare solvers on a machine that is too small for a log's tables."""
+    """Compare solvers on a machine without room for all tables; return the problem."""
     print_title("\n3. Compare: which strategy places the tables best?")
     problem = demo_problem(profile)
     gpus = problem.topology.gpus
@@ -106,14 +106,14 @@ def compare_step(profile: Profile, folder: Path, limits: Limits) -> Problem:
     try:
         plot_compare(rows, folder / "compare.png")
     except BackendError as error:
-        (folder / "compare.png").unlink(missing_ok=True)  # Of another log, if there is one.
+        (folder / "compare.png").unlink(missing_ok=True)  # It may be of another log.
         print_stderr(f"no picture: {error}")
     print_report(compare_report(rows, f"The log's tables on {MACHINE}"))
     return problem
 
 
 def plan_step(problem: Problem, file: Path, limits: Limits) -> SolveResult:
-    """Plan, save the plan beside its profile, and verify the file."""
+    """Make a plan, save it beside its profile, and verify the file."""
     print_title("\n4. Plan")
     result = solver("auto").solve(problem, cost_model("roofline"), limits)
     if result.plan is not None:
@@ -125,7 +125,7 @@ def plan_step(problem: Problem, file: Path, limits: Limits) -> SolveResult:
 
 
 def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
-    """Train placed and unplaced, print the losses side by side, and say if they are equal."""
+    """Train with and without the plan, print both losses, and return if they are equal."""
     print_title("\n5. Train a DLRM with the plan, and the same model without it")
     batch_size = plan.batch_size * len(plan.topology.gpus)
     config = TrainConfig(batch_size=batch_size, epochs=steps, max_steps=steps)
@@ -139,7 +139,7 @@ def train_step(plan: Plan, log: EncodedLog, steps: int) -> bool:
 
 
 def closing_words(folder: Path, log: str) -> str:
-    """Return what the demo has written, and what to do with it."""
+    """Return the names of the files that the demo has written, and commands to try next."""
     made = [name for name in ("profile/", "plan.json", "compare.png") if (folder / name).exists()]
     plan = folder / "plan.json"
     return (

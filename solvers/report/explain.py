@@ -1,4 +1,4 @@
-"""`placer show --explain` and `--memory`: why a table is where it is, and what a step needs."""
+"""Reports of `placer show --explain` and `--memory`: a table's placement, and a step's memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +15,11 @@ from solvers.analysis.explain import Explanation, ShardMargin
 from solvers.report.plan import MOST_DEVICES, placement_kind, short_names
 
 MOST_ALTERNATIVES = 12
-"""Alternatives that a table shows."""
+"""Number of alternatives that the report shows."""
 
 
 def explain_report(explanation: Explanation) -> Report:
-    """Report what binds the table, its worth of HBM beside the price, and its alternatives."""
+    """Report what binds a table, the worth of HBM to its rows, and its alternatives."""
     current = explanation.current
     table = current.plan.tables_by_name[explanation.table]
     shards = current.plan.shards_by_table[explanation.table]
@@ -41,7 +41,7 @@ def explain_report(explanation: Explanation) -> Report:
         f"{format_seconds(current.table_s)} of GPU time in a step of "
         f"{format_seconds(current.step_time_s)}",
     )
-    # Rows that every GPU has are not split, so that there is no margin to show.
+    # Rows that every GPU has are not split, so they have no margin to show.
     margins = (_margins(explanation),) if explanation.margins else ()
     shown = *columns(constraint="constraint", device="device"), Column("detail", "why", wraps=True)
     bindings = table_of(explanation.bindings, "bindings", "What binds it", *shown)
@@ -50,7 +50,7 @@ def explain_report(explanation: Explanation) -> Report:
 
 
 def _margins(explanation: Explanation) -> Section:
-    """Show slopes beside that of all GPUs' HBM together: none of them holds for many bytes."""
+    """Report savings per byte of HBM as multiples of the pooled price; they hold for few bytes."""
     pooled = explanation.pooled_price_s_per_byte
 
     def beside(value: float | str) -> str:
@@ -59,7 +59,7 @@ def _margins(explanation: Explanation) -> Section:
         return form.times(value / pooled)
 
     def of(name: str) -> Callable[[ShardMargin], Any]:
-        # JSON has no infinity: rows that take no HBM are free.
+        # Rows that take no HBM are free. JSON has no infinity.
         return lambda one: "free" if getattr(one, name) == float("inf") else getattr(one, name)
 
     return table_of(
@@ -109,13 +109,13 @@ def _alternatives(explanation: Explanation) -> Section:
 
 
 def memory_report(plan: Plan, profile: Profile) -> Report:
-    """Report the phases of a step on the fullest GPU, each GPU's peak, and the batch that fits.
+    """Report a step's phases on the fullest GPU, each GPU's peak, and the largest batch that fits.
 
-    A GPU's memory is its card's where the chip is known, else what the plan and its dense part may
-    take.
+    A GPU's capacity is its card's memory if the chip is known, otherwise the memory that the plan
+    and its dense part may take.
     """
     known = [(gpu, GPU_KINDS[gpu.chip]) for gpu in plan.topology.gpus if gpu.chip in GPU_KINDS]
-    # Of the chips that can hold what was planned for.
+    # Leave out cards with less memory than was planned for.
     sizes = {gpu.id: (kind.memory_bytes, gpu.memory_bytes) for gpu, kind in known}
     cards = {gpu: whole for gpu, (whole, planned) in sizes.items() if whole >= planned}
     peaks = peak_memory(plan, profile, capacity_bytes=cards)
@@ -151,7 +151,7 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
 
 
 def verdict(peak: DevicePeak) -> str:
-    """Return whether a step fits, and by how much.
+    """Say whether a step fits, and how many bytes are free or short.
 
     >>> from placer.plan.peak_memory import DevicePeak, PhaseMemory
     >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)))

@@ -1,4 +1,4 @@
-"""`placer show`: what a plan puts where, and what that costs."""
+"""The report of `placer show`: a plan's placements, memory and times."""
 
 import itertools
 from collections import defaultdict
@@ -35,12 +35,12 @@ from solvers.bounds.binding import Binding
 from solvers.result import Termination
 
 MOST_TABLES = 40
-"""Plans of more tables are summarised by kind of placement."""
+"""Plans of more tables get a summary by kind of placement."""
 
 MOST_DEVICES = 18
 
 Evaluate = Callable[[Plan], CostReport]
-"""A cost model's answer for a plan: ``functools.partial(model.evaluate, problem)``."""
+"""Returns the cost of a plan: ``functools.partial(model.evaluate, problem)``."""
 
 
 def plan_report(
@@ -54,10 +54,10 @@ def plan_report(
 ) -> Report:
     """Report the memory and time of every device, and the placement of every table.
 
-    Without `evaluate`, the cost of a plan by a cost model, the report has memory alone. Of a plan
-    of more than `MOST_TABLES`, the `top` tables of the greatest time, or else size, are listed;
-    JSON has all. `end` is of the search that made the plan: why it ended, and what binds; where no
-    search says it, `binds` does for a plan of this cost. `even` are tables of `even_words`.
+    Without `evaluate`, the report has only memory. If a plan has more than `MOST_TABLES` tables,
+    list the `top` tables by time, or by size without times; JSON has all tables. `end` is the
+    termination of the search that made the plan, and says what binds. Without it, `binds` finds
+    what binds from the plan's cost. `even` names tables for `even_words`.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
@@ -81,9 +81,9 @@ def plan_report(
 
 
 def placement_kind(plan: Plan, table: str) -> str:
-    """Return how a table is placed, in the field's words: ``HBM``, ``hot/cold, row-wise``, …
+    """Return a table's kind of placement in words: ``HBM``, ``hot/cold, row-wise``, …
 
-    ``replicated`` means all rows; of some tables only the hottest are on every GPU.
+    ``replicated`` means that all rows are on several GPUs; ``hot rows replicated`` only some.
     """
     shards = plan.shards_by_table[table]
     if not shards:
@@ -106,7 +106,7 @@ def placement_kind(plan: Plan, table: str) -> str:
 
 
 def short_names(devices: Iterable[str]) -> str:
-    """``gpu:0-3,7`` for gpu:0, gpu:1, gpu:2, gpu:3 and gpu:7."""
+    """Shorten a list of devices: ``gpu:0-3,7`` for gpu:0, gpu:1, gpu:2, gpu:3 and gpu:7."""
     return _short_names(frozenset(devices))
 
 
@@ -122,7 +122,7 @@ def _short_names(devices: frozenset[str]) -> str:
             names.append(device)
     for prefix, values in numbers.items():
         parts = []
-        # In a run of neighbours, values less their places are equal.
+        # Within a run of neighbours, value minus position is constant.
         for _, run in itertools.groupby(enumerate(sorted(values)), lambda one: one[1] - one[0]):
             first, *rest = (value for _, value in run)
             parts.append(f"{first}-{rest[-1]}" if rest else str(first))
@@ -228,7 +228,7 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
 
 
 def _time_section(cost: CostReport) -> Section:
-    """Return work of GPUs, with the seconds that each is busy, and of hosts."""
+    """Return the table of each device's seconds of work in a step."""
     dram_s = {host.device: host.dram_s for host in cost.hosts}
     serving = {gpu.device for gpu in cost.gpus}
     timed: list[tuple[GpuCost | HostCost, float]] = [
@@ -263,7 +263,7 @@ def _time_section(cost: CostReport) -> Section:
 
 
 def _phase_section(cost: CostReport) -> Section:
-    """Return the phases that make up the step."""
+    """Return the table of the phases that make up the step."""
     names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
     rows: list[Row] = [attributes(one, *names) for one in cost.phases]
     last = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), None)
@@ -275,7 +275,7 @@ def _phase_section(cost: CostReport) -> Section:
 
 
 def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
-    """Return bytes of a table in HBM, caches of the rows of DRAM included, or in DRAM."""
+    """Return a table's bytes in one kind of memory; HBM includes caches of DRAM rows."""
     total = 0
     for shard in shards:
         size = shard.row_count * record_bytes(table, shard) * (shard.memory == memory)
@@ -286,7 +286,7 @@ def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
 
 
 def _hot_share(table: Table, shards: Iterable[Shard]) -> float | None:
-    """Return the share of the weights in HBM or its caches, replicas counted once."""
+    """Return the share of a table's weights in HBM or caches; replicas count once."""
     cells = sum(
         (shard.row_count if shard.memory == "hbm" else shard.cache_rows) * shard.width
         for shard in shards
@@ -354,10 +354,10 @@ def _kind_section(tables: Sequence[Row]) -> Section:
 
 
 def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:
-    """Return the share of each table's lookups that a plan expects in HBM; of all under None.
+    """Return the expected share of lookups in HBM, by table; of all tables under the key None.
 
     The shares depend on the profile's counts and the rows in HBM, not on the cost model. Without a
-    profile the result is empty.
+    profile, the result is empty.
     """
     if profile is None:
         return {}

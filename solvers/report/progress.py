@@ -1,4 +1,4 @@
-"""What a search shows while it runs, and its outcome in one line."""
+"""Show the progress of a search, and describe its result in one line."""
 
 import math
 import time
@@ -13,7 +13,7 @@ from solvers.result import Limits, SearchState, SolveResult
 
 @contextmanager
 def search_progress(limits: Limits) -> Iterator[Limits]:
-    """Show a bar on stderr, on a terminal only; yield limits of a search that move it."""
+    """Show a progress bar on a terminal's stderr; yield search limits that update the bar."""
     started, best_s, remark = time.monotonic(), math.inf, ""
     with progress_bar("s of search") as update:
 
@@ -22,7 +22,7 @@ def search_progress(limits: Limits) -> Iterator[Limits]:
 
         def on_state(now: SearchState) -> None:
             nonlocal best_s, remark
-            # A stage that begins again knows of no placement before its own.
+            # A stage that starts again does not know earlier placements.
             best_s = min(best_s, math.inf if now.step_time_s is None else now.step_time_s)
             remark = state_in_words(now._replace(step_time_s=best_s))
             show()
@@ -35,7 +35,7 @@ def search_progress(limits: Limits) -> Iterator[Limits]:
 
 
 def state_in_words(state: SearchState) -> str:
-    """Return a line about a search.
+    """Return the state of a search in one line.
 
     >>> state_in_words(SearchState("greedy", 0.0202, 0.02))
     'greedy: step 20.2 ms, at most 1.00% above the best possible'
@@ -50,7 +50,7 @@ def state_in_words(state: SearchState) -> str:
 
 
 def refusal(result: SolveResult) -> str:
-    """Return why there is no plan, and what is short on which device."""
+    """Return the reason why there is no plan, and the missing memory of each device."""
     end = result.termination
     words = [f"no plan ({end.reason}): {end.detail}"]
     for short in end.shortages:
@@ -60,7 +60,7 @@ def refusal(result: SolveResult) -> str:
 
 
 def verdict(result: SolveResult) -> str:
-    """Return how good a plan is."""
+    """Return a plan's step time, gap to the bound and search time in words."""
     seconds = f"found in {format_seconds(result.stats.get('seconds', 0.0))}"
     step = f"step {format_seconds(result.step_time_s or 0.0)}"
     if result.gap is None:

@@ -1,4 +1,4 @@
-"""`placer whatif` and `placer replan`: what changes would gain, and what could follow a plan."""
+"""Reports of `placer whatif` and `placer replan`: gains of changes, and plans that may follow."""
 
 import os
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from solvers.analysis.replan import Candidate, Replanned
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
 _NO_GAIN = 5e-6
-"""Rounding of a solver, which no one means."""
+"""Smaller gains are a solver's rounding errors and shown as 0%."""
 
 
 def whatif_report(
     problem: Problem, answer: WhatIf, points: Sequence[FrontPoint] = (), *, solver: str
 ) -> Report:
-    """Report the effects, and step time over HBM budgets if there are any."""
+    """Report the effects of changes, and step times over HBM budgets if there are any."""
     base = answer.base
     step_time_s = base.step_time_s or 0.0
     facts: Row = {
@@ -72,14 +72,14 @@ def _verdict(effect: Effect) -> str:
 
 
 def gain(value: float) -> str:
-    """Show a relative gain with its sign: ``+1.2%``, ``-0.4%``."""
+    """Format a relative gain with its sign: ``+1.2%``, ``-0.4%``."""
     if abs(value) < _NO_GAIN:
         return "0%"
     return f"{'-' if value < 0 else '+'}{form.share(abs(value))}"
 
 
 def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
-    """Return the step time over HBM budgets, with so many samples a step."""
+    """Return the table of step times over HBM budgets, for steps of `samples` samples."""
     return table_of(
         points,
         "front",
@@ -93,10 +93,10 @@ def front_section(points: Sequence[FrontPoint], samples: int) -> Section:
 
 
 def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> None:
-    """Draw step time and proven bound over the HBM budget.
+    """Draw step times and proven bounds over HBM budgets.
 
-    Raises a `PlacerError` if no budget has a plan; see `picture` for other errors, and for formats
-    of the file.
+    Raises a `PlacerError` if no budget has a plan. See `picture` for formats of the file and for
+    other errors.
     """
     solved = [
         (p.hbm_bytes / 2**30, p.step_time_s * 1e3, p.bound_s * 1e3)
@@ -125,11 +125,11 @@ def plot_front(points: Sequence[FrontPoint], path: str | os.PathLike[str]) -> No
 _OF_CHOSEN = ("step_time_s", "moved_bytes", "migration_s", "break_even_steps")
 
 MOST_TABLES = 12
-"""Tables that move, as a table shows them."""
+"""Number of moving tables that the report shows."""
 
 
 def replan_report(replanned: Replanned) -> Report:
-    """Report candidates, fewest bytes first, and the tables that the chosen one moves."""
+    """Report candidates by moved bytes, and the tables that the chosen candidate moves."""
     chosen = replanned.chosen
     facts: Row = {
         "horizon_steps": replanned.horizon_steps,

@@ -1,8 +1,8 @@
 """Beam search over column slices, with a greedy assignment: NeuroShard's strategy.
 
-Zha et al. 2023, "Pre-train and Search: Efficient Embedding Table Sharding with Pre-trained
-Neural Cost Models" (arXiv:2305.01868), algorithms 1 and 2, with our cost model instead of their
-neural ones. docs/strategies.md describes both loops and what differs from the paper.
+These are algorithms 1 and 2 of Zha et al. 2023, "Pre-train and Search: Efficient Embedding Table
+Sharding with Pre-trained Neural Cost Models" (arXiv:2305.01868), with placer's cost models instead
+of neural ones. docs/strategies.md describes both loops and the differences from the paper.
 """
 
 from collections.abc import Iterable
@@ -21,18 +21,18 @@ from solvers.strategies._packing import Needs, pack
 from solvers.strategies._search import Search
 
 Options = tuple[tuple[int, ShardingOption], ...]
-"""The tables that are divided, with their sharding options, in order."""
+"""The divided tables with their sharding options, in the order of tables."""
 
 _WIDTH, _CANDIDATES, _STEPS = 3, 10, 10
 _COLUMN_LIMITS = np.append(np.linspace(1.0, 1.5, 11), np.inf)
-"""K, N, L and the grid of the paper's experiments; the last entry is for shards without a GPU."""
+"""K, N, L and the grid of the paper's experiments. The last limit is for shards without a GPU."""
 
 _FINALISTS = 8
-"""States whose GPUs' HBM is filled exactly at the end; the fastest of them is the plan."""
+"""Number of states whose HBM is filled exactly at the end; the fastest becomes the plan."""
 
 
 class Beam(Strategy):
-    """The strategy of this module's docstring."""
+    """Solver ``beam``: halves column slices in a beam search, and assigns shards greedily."""
 
     name = "beam"
     no_plan = (
@@ -42,7 +42,7 @@ class Beam(Strategy):
     )
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
-        """Halve shards, assign, keep the best few."""
+        """Return assignments of the best states: halve shards, assign them, keep the best few."""
         greedy = _Greedy(search.instance, search.lagrangian)
         beam, steps = [greedy.assign(())], 0
         states: dict[Options, _State] = {(): beam[0]}
@@ -67,7 +67,7 @@ class Beam(Strategy):
 
 
 class _State(NamedTuple):
-    """Sharding options, the GPU of each block (−1: none has room), and the step time."""
+    """Sharding options, the GPU of each block (−1 if none has room), and the step time."""
 
     options: Options
     gpu_of: dict[Block, int]
@@ -79,7 +79,7 @@ class _State(NamedTuple):
 
 
 class _Costs(NamedTuple):
-    """All costs of a block by kind of GPU, what it needs of each GPU, and the bytes of its rows."""
+    """A block's costs by kind of GPU, its needs of each GPU, and the bytes of its rows."""
 
     values: Float
     needs: Needs
@@ -102,7 +102,7 @@ class _Greedy:
         self.limits = (_COLUMN_LIMITS * columns / instance.gpus + 1e-6).tolist()
 
     def of(self, block: Block) -> _Costs:
-        """Return a block's costs. It adds its time and the price of its HBM to a load."""
+        """Return a block's costs. A GPU's load is its blocks' time and the price of their HBM."""
         if block not in self._costs:
             instance = self.instance
             own = [sum(instance.priced_costs(s, gpu) for s in block) for gpu in instance.kinds]
@@ -117,7 +117,7 @@ class _Greedy:
         return self._costs[block]
 
     def assign(self, options: Options) -> _State:
-        """Return the best assignment of a state over the column limits."""
+        """Return the best assignment of these options over all column limits."""
         divided = dict(options)
         blocks = [block for block in self.base if block[0].table not in divided]
         for table, option in options:
@@ -128,9 +128,9 @@ class _Greedy:
         return min(states, key=_State.key) if best.unplaced_bytes else best
 
     def _within(self, options: Options, blocks: list[Block], most_columns: float) -> _State:
-        """Put blocks on the GPUs where they cost least, each of at most so many columns."""
+        """Put blocks on the GPUs where they cost least, with at most `most_columns` on each."""
         instance, hbm = self.instance, self.instance.hbm_bytes
-        # A GPU with more HBM is done sooner: what its HBM is worth counts as time it has already.
+        # More HBM makes a GPU faster. So others start with a load: the price of HBM that they lack.
         load = self.price * (hbm.max() - hbm)
         room = np.stack((hbm, np.full_like(hbm, most_columns)), axis=1)
         gpu_of = pack(instance, {block: self.of(block).needs for block in blocks}, load, room)
@@ -143,7 +143,7 @@ class _Greedy:
         return _State(options, gpu_of, unplaced, float(time_s))
 
     def halvings(self, state: _State) -> Iterable[Options]:
-        """Return the options with one more shard halved: a costly or a large one."""
+        """Yield options with one more shard halved, from costly, large and unplaced shards."""
         tried = sorted(state.gpu_of, key=lambda block: -self.of(block).least)[:_CANDIDATES]
         tried += sorted(state.gpu_of, key=lambda block: -self.of(block).size_bytes)[:_CANDIDATES]
         tried += [block for block, gpu in state.gpu_of.items() if gpu < 0][:_CANDIDATES]
@@ -153,7 +153,7 @@ class _Greedy:
                 yield tuple(sorted({**dict(state.options), shard.table: halved}.items()))
 
     def _halved(self, shard: TableShard) -> ShardingOption | None:
-        """Return the table's option with that shard halved, else the nearest finer one."""
+        """Return the table's option with this shard halved, or the nearest finer option."""
         first, last = self.instance.columns(shard)
         now = [*(shard.option.column_widths or (last - first,))]
         half = -(-(last - first) // (2 * COLUMN_MULTIPLE)) * COLUMN_MULTIPLE
@@ -170,9 +170,9 @@ class _Greedy:
 
 
 def _whole_option(instance: Instance, bound: LagrangianBound, table: int) -> ShardingOption:
-    """Return the whole table, its cold rows read as is cheapest at the bound's price."""
+    """Return the option of the whole table with the cheapest `cold` at the bound's price."""
     costs = {own.option: own.priced_s for own in bound.cheapest[table] if own.longest_s < np.inf}
     options = instance.options_of(table)
     whole = [o for o in options if o.shard_count == 1 and not o.replicated_rows]
-    # Where no GPU has room for it, a later step divides it.
+    # If no GPU has room for the whole table, a later step divides it.
     return min(whole, key=lambda option: (costs.get(option, np.inf), option))

@@ -1,8 +1,8 @@
-"""Dynamic programming over HBM: one option per table, least total time for each total of HBM.
+"""Dynamic programming over HBM: choose options with the least total time for each total of HBM.
 
-The idea of TorchRec's `DynamicProgrammingProposer` (torchrec 1.8, no paper): a multiple-choice
-knapsack (Sinha and Zoltners 1979, doi:10.1287/opre.27.3.503), whose solutions are proposals that
-are then placed. docs/strategies.md has the recurrence and says what differs from TorchRec.
+The idea is that of TorchRec's `DynamicProgrammingProposer` (torchrec 1.8, no paper). A
+multiple-choice knapsack (Sinha and Zoltners 1979, doi:10.1287/opre.27.3.503) gives proposals, which
+are then placed on GPUs. docs/strategies.md has the recurrence and the differences from TorchRec.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,21 +21,21 @@ from solvers.strategies._search import Search
 Int = npt.NDArray[np.int64]
 
 _BINS_PER_GPU, _MOST_BINS = 100, 1000
-"""Bins of HBM; TorchRec has 100 for each GPU."""
+"""Number of bins of HBM for each GPU, and at most; TorchRec has 100 for each GPU."""
 
 _LEAST_BYTES = 1e-6
-"""Least size of a bin: GPUs may have no HBM beside what is reserved."""
+"""Least bytes of a bin, as GPUs may have no HBM besides reserved memory."""
 
 _LONGEST_SHARES = (1.0, 0.5, 0.25, 2.0, np.inf)
-"""Longest shard as a share of the bound; the program runs once for each."""
+"""Limits of the longest shard, as shares of the bound. The program runs once for each limit."""
 
 _CHOICES, _PROPOSALS, _FINALISTS = 32, 24, 4
-"""Choices of a table, and placed proposals of one program, which differ enough; and assignments of
-which the fastest that fits becomes the plan."""
+"""Number of choices of a table, of placed proposals of one program, and of final assignments. The
+fastest assignment that fits becomes the plan."""
 
 
 class DynamicProgramming(Strategy):
-    """The strategy of this module's docstring."""
+    """Solver ``dp``: chooses options by dynamic programming over HBM, and places them."""
 
     name = "dp"
     no_plan = (
@@ -44,11 +44,11 @@ class DynamicProgramming(Strategy):
     )
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
-        """Choose options and place them: the best few proposals."""
+        """Return the best few assignments of the program's proposals."""
         finalists: list[Assignment] = []
         placed = 0
         for proposal in _proposals(search):
-            # Its HBM is filled again, but not so much better that the total would halve.
+            # Filling HBM again does not halve the total time, so skip proposals this slow.
             if finalists and proposal.total_s / search.instance.gpus > 2 * finalists[0].step_time_s:
                 continue
             assignment = _placed(search.instance, proposal)
@@ -64,7 +64,7 @@ class DynamicProgramming(Strategy):
 
 
 class Choices(NamedTuple):
-    """Ways to place one table, each an option and the rows worth HBM at one of the prices.
+    """Ways to place one table. Each is an option, with the rows worth HBM at one price.
 
     Attributes
     ----------
@@ -83,8 +83,8 @@ class Choices(NamedTuple):
     longest_s: Float
 
     def within(self, longest_s: float) -> "Choices":
-        """Return a few choices whose shards keep a limit, by rising bytes and falling time."""
-        # The limit is not a number for an infinite share of a bound of 0.
+        """Return a few choices with shards within a limit, by rising bytes and falling time."""
+        # The limit is NaN for an infinite share of a bound of 0.
         fits = np.flatnonzero(self.longest_s <= np.fmax(longest_s, self.longest_s.min()))
         order = fits[np.lexsort((self.time_s[fits], self.bytes_[fits]))]
         kept = order[_spread(_falling(self.time_s[order]), _CHOICES)]
@@ -92,7 +92,7 @@ class Choices(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A sharding option and a price index for each table, and their GPU seconds together."""
+    """A sharding option and a price index for each table, and the total GPU seconds."""
 
     options: list[ShardingOption]
     price_indices: list[int]
@@ -100,11 +100,11 @@ class Proposal(NamedTuple):
 
 
 def _proposals(search: Search) -> Iterator[Proposal]:
-    """Proposals for each share of the bound, those with the most HBM first."""
+    """Yield proposals for each share of the bound, those with the most HBM first."""
     instance, bound, every = search.instance, search.lagrangian, []
     for table in range(instance.tables):
         options = instance.options_of(table)
-        if search.clock.spent:  # Only what the bound would choose.
+        if search.clock.spent:  # Only keep the option that the bound chooses.
             cost = bound.option_for(table, bound.step_time_s * (1 + 1e-6))
             options = options[:1] if cost is None else (cost.option,)
         every.append(choices_of(instance, table, options))
@@ -122,7 +122,7 @@ def choices_of(instance: Instance, table: int, options: Sequence[ShardingOption]
         shards, replica = instance.shards(table, option), instance.replica(table, option)
         if shards:
             ends = np.array([instance.priced_costs(s, gpu) for s in (shards[0], shards[-1])])
-            # What no GPU has room for is as bad as one that takes forever.
+            # Shards that fit on no GPU count as very long.
             fits = ends[0, BYTES] <= instance.hbm_bytes.max()
             longest_s[at] = np.where(fits, ends[:, GPU_S].max(axis=0), 1e30)
         if replica is not None:
@@ -138,7 +138,7 @@ def choices_of(instance: Instance, table: int, options: Sequence[ShardingOption]
 
 
 def cheapest(instance: Instance, choices: Sequence[Choices]) -> Iterator[Proposal]:
-    """Yield the dynamic program, and proposals of its bins from the one with the most HBM down."""
+    """Run the dynamic program, and yield proposals of its bins, the most HBM first."""
     bins = min(_MOST_BINS, _BINS_PER_GPU * instance.gpus)
     size = max(float(instance.hbm_bytes.sum()) / bins, _LEAST_BYTES)
     best, used, at_bin = np.full(bins, np.inf), np.zeros(bins), np.arange(bins)
@@ -147,7 +147,7 @@ def cheapest(instance: Instance, choices: Sequence[Choices]) -> Iterator[Proposa
     for table, mine in enumerate(choices):
         steps = np.minimum(mine.bytes_ / size, bins + 1.0)
         down = steps.astype(np.int64)
-        # A bin keeps its exact bytes in `used`; those beyond its start may reach the next bin.
+        # `used` has the exact bytes of a bin, so a sum may reach the next bin.
         sources = at_bin - np.concatenate((down, down + 1))[:, None]
         possible, sources = sources >= 0, np.maximum(sources, 0)
         then = used[sources] + np.tile(steps, 2)[:, None]
@@ -156,7 +156,7 @@ def cheapest(instance: Instance, choices: Sequence[Choices]) -> Iterator[Proposa
         at = total.argmin(axis=0)
         chosen[table], came_from[table] = at % steps.size, sources[at, at_bin]
         best, used = total[at, at_bin], then[at, at_bin]
-    # More HBM for no less time is no proposal.
+    # Skip bins that need more HBM without less time.
     for end in _spread(_falling(best)[::-1], _PROPOSALS).tolist():
         picked, at_end = [], end
         for table in reversed(range(len(choices))):
@@ -169,19 +169,19 @@ def cheapest(instance: Instance, choices: Sequence[Choices]) -> Iterator[Proposa
 
 
 def _falling(values: Float) -> Int:
-    """Return where a value is less than all before it."""
+    """Return the indices of values that are less than all values before them."""
     before = np.minimum.accumulate(np.concatenate(([np.inf], values)))[:-1]
     return np.flatnonzero(values < before)
 
 
 def _spread(numbers: Int, most: int) -> Int:
-    """At most so many of the numbers, evenly."""
+    """Return at most `most` of the numbers, evenly spread."""
     at = np.linspace(0, numbers.size - 1, min(most, numbers.size))
     return numbers[at.round().astype(np.int64)]
 
 
 def _placed(instance: Instance, proposal: Proposal) -> Assignment | None:
-    """Return shards of a proposal on the least loaded GPUs with room for them, longest first."""
+    """Place a proposal's shards, longest first, on the least loaded GPUs with room."""
     load, hbm = np.zeros(instance.gpus), instance.hbm_bytes.copy()
     shards, replicas = instance.sharded(proposal.options)
     for replica in replicas:

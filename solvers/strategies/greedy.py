@@ -1,9 +1,9 @@
-"""The four classic greedies: whole tables, one score, the least loaded GPU.
+"""The four classic greedy solvers: whole tables, sorted by a score, on the least loaded GPU.
 
-The baselines of RecShard (doi:10.1145/3503222.3507777, section 5) and of TorchRec's early
-planners: tables are sorted by a score, largest first, and each goes whole to the GPU with
-the smallest sum of scores so far that has room in HBM, or else whole into the DRAM of such
-a GPU's host.
+They are the baselines of RecShard (doi:10.1145/3503222.3507777, section 5) and of TorchRec's early
+planners. Tables are sorted by a score, largest first. Each whole table goes to the GPU with the
+smallest sum of scores among GPUs with room in HBM. If no GPU has room, it goes to the DRAM of
+the least loaded GPU's host that has room.
 """
 
 from abc import abstractmethod
@@ -24,18 +24,18 @@ from solvers.strategies._search import Search
 
 
 class _ScoreGreedy(Strategy):
-    """Sorted greedy on whole tables; subclasses say what a table's score is."""
+    """Base class of greedy solvers for whole tables; subclasses give a table's score."""
 
     @abstractmethod
     def score(self, table: Table) -> float:
-        """Return what tables are sorted by, largest first, and GPUs are balanced by."""
+        """Return a table's score. Tables are sorted, and GPUs balanced, by scores."""
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
-        """None: HBM is not filled again, as that would split tables."""
+        """Return nothing: filling HBM again would split tables."""
         return ()
 
     def place(self, search: Search) -> Plan | Termination:
-        """Return the plan with every table whole, or the first that finds no room."""
+        """Return the plan of whole tables, or the reason if a table finds no room."""
         instance = search.instance
         tables = [profile.table for profile in instance.problem.profile]
         score_of = [self.score(table) for table in tables]
@@ -43,13 +43,13 @@ class _ScoreGreedy(Strategy):
         hbm, dram = instance.hbm_bytes.copy(), instance.dram_bytes.copy()
         on_gpu = np.array([instance.is_gpu(gpu) for gpu in range(instance.gpus)])
         placements: list[Placement] = []
-        # Mostly one table each; more where the user wants them together.
+        # A block usually has one table. It has more if the user wants tables together.
         blocks = instance.blocks(instance.whole(table) for table in range(instance.tables))
         scores = np.array([sum(score_of[shard.table] for shard in block) for block in blocks])
         order = np.argsort(-scores, kind="stable").tolist()
-        # In the order of tables, as curves are kept of the latest alone.
+        # Go in the order of tables, as only the latest curves are cached.
         ends = [_Ends.of(instance, block) for block in blocks]
-        # A table in DRAM needs buffers in HBM too: rows leave room for those still to come.
+        # A table in DRAM needs buffers in HBM, so leave room for those of the tables to come.
         buffers = np.array([ends[n].hbm_bytes[0, 0] for n in order] + [0.0])[::-1]
         to_come, largest = np.cumsum(buffers)[-2::-1], np.maximum.accumulate(buffers)[-2::-1]
         for turn, number in enumerate(order):
@@ -57,7 +57,7 @@ class _ScoreGreedy(Strategy):
             kept = to_come[turn] / (instance.gpus - instance.servers) + largest[turn]
             may_serve = instance.open_gpus(block)
             gpu = -1
-            # Servers take what no GPU has room for.
+            # If no GPU has room, a server takes the block.
             for end, spare, serving in ((-1, kept, on_gpu), (0, 0.0, on_gpu), (0, 0.0, ~on_gpu)):
                 needed_hbm, needed_dram = own.hbm_bytes[kinds, end], own.dram_bytes[kinds, end]
                 has_room = serving & (needed_hbm + 2 * len(block) <= hbm - spare)
@@ -82,7 +82,7 @@ class _ScoreGreedy(Strategy):
 
 
 class _Ends(NamedTuple):
-    """A block with no rows in HBM, and with all: by the kind of GPU, and which of both.
+    """Memory of a block without rows in HBM and with all rows there, by kind of GPU.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ def _shortage(
 
 
 class GreedySize(_ScoreGreedy):
-    """Sort tables by their bytes."""
+    """Solver ``greedy-size``: sorts tables by bytes."""
 
     name = "greedy-size"
 
@@ -149,7 +149,7 @@ class GreedySize(_ScoreGreedy):
 
 
 class GreedyLookup(_ScoreGreedy):
-    """Sort tables by bytes looked up per sample: lookups per sample × dim."""
+    """Solver ``greedy-lookup``: sorts tables by lookups per sample × dim."""
 
     name = "greedy-lookup"
 
@@ -158,7 +158,7 @@ class GreedyLookup(_ScoreGreedy):
 
 
 class GreedySizeLookup(_ScoreGreedy):
-    """Sort tables by lookups × dim × log10(rows), RecShard's size-and-lookup score."""
+    """Solver ``greedy-size-lookup``: sorts by lookups × dim × log10(rows), as in RecShard."""
 
     name = "greedy-size-lookup"
 
@@ -167,7 +167,7 @@ class GreedySizeLookup(_ScoreGreedy):
 
 
 class GreedyDim(_ScoreGreedy):
-    """Sort tables by dim, as AutoShard's baseline does."""
+    """Solver ``greedy-dim``: sorts tables by dim, like AutoShard's baseline."""
 
     name = "greedy-dim"
 

@@ -1,4 +1,4 @@
-"""Plans for trainers in plain PyTorch: swap a model's embedding modules, and swap them back."""
+"""Train plain PyTorch models with plans: swap embedding modules for placed ones, and back."""
 
 from placer.adapters.pytorch.applied import AppliedPlan
 from placer.adapters.pytorch.apply import applied_plan, apply_plan, remove_plan

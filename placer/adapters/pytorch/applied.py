@@ -1,4 +1,4 @@
-"""The placed tables of a model, together: their state, their learning rate, their updates."""
+"""Handle all placed tables of a model: their state, learning rate and updates."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from placer.summary import Summarized
 from placer.units import listed
 
 LR, EPS = "lr", "eps"
-"""Keys of a table's constants in a state dict."""
+"""Names of a table's constants in a state dict, after ``<table>.``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UpdateHandle:
-    """Ends what `AppliedPlan.update_with` began."""
+    """Undoes `AppliedPlan.update_with`."""
 
     remove: Callable[[], None]
-    """Applies what has accumulated; from there on backward passes update the tables."""
+    """Apply the accumulated gradients. From then on, backward passes update the tables."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AppliedPlan(Summarized):
     """The placed tables of a model.
 
-    With its `state_dict` and `load_state_dict` trainers save and resume what the model's own state
-    dict does not have: `Stateful` of `torch.distributed.checkpoint` asks for no more, nor does
-    Accelerate's ``register_for_checkpointing``.
+    Trainers save and resume with `state_dict` and `load_state_dict` what the model's own state dict
+    lacks. This is all that `Stateful` of `torch.distributed.checkpoint` and Accelerate's
+    ``register_for_checkpointing`` need.
     """
 
     tables: Mapping[str, PlacedTable]
@@ -46,7 +46,7 @@ class AppliedPlan(Summarized):
     def set_lr(self, lr: float) -> None:
         """Change the learning rate of all tables from the next update on.
 
-        Under `update_with`, a schedule's share is taken of it.
+        Under `update_with`, a scheduler's share multiplies it.
         """
         for table in self.tables.values():
             table.set_lr(lr)
@@ -54,21 +54,21 @@ class AppliedPlan(Summarized):
     def update_with(
         self, optimizer: torch.optim.Optimizer, *, follow_lr: bool = True
     ) -> "UpdateHandle":
-        """Update the tables in `optimizer.step()` from here on, not in each backward pass.
+        """Update the tables in `optimizer.step()` from now on, not in each backward pass.
 
-        So gradients accumulate over backward passes as those of parameters do, and
-        `optimizer.zero_grad()` drops them. With `follow_lr`, the tables' learning rate changes in
-        the proportion in which a scheduler changes that of the optimizer's first group. The
-        `remove` of what is returned leads back to updates in backward.
+        Then the tables' gradients accumulate over backward passes, as gradients of parameters do,
+        and `optimizer.zero_grad()` drops them. With `follow_lr`, a scheduler that changes the
+        learning rate of the optimizer's first group changes the tables' rate by the same factor.
+        Call `remove` of the returned handle to update in backward again.
         """
         tables = list(self.tables.values())
         group = optimizer.param_groups[0]
         start = float(group["lr"])
 
         def update(*_: object) -> None:
-            # Read again: `load_state_dict` makes other groups.
+            # Look the group up again: `load_state_dict` makes new groups.
             group = optimizer.param_groups[0]
-            first = float(group.get("initial_lr", start))  # Which a scheduler writes there.
+            first = float(group.get("initial_lr", start))  # Schedulers set it.
             share = float(group["lr"]) / first if follow_lr and first else 1.0
             for table in tables:
                 if share != table.lr_share:
@@ -99,13 +99,13 @@ class AppliedPlan(Summarized):
     def clip_grad_norm_(
         self, parameters: Iterable[Tensor], max_norm: float, *, error_if_nonfinite: bool = False
     ) -> Tensor:
-        """Clip gradients of parameters and of tables together, as if all were parameters.
+        """Clip gradients of parameters and tables together, as if tables were parameters.
 
-        What `torch.nn.utils.clip_grad_norm_` does of the 2-norm; returns the norm before, shape ().
-        `parameters` are the dense ones: ``model.parameters()``. Tables must be updated with the
-        optimizer, as their gradients are gone by then otherwise.
+        Like `torch.nn.utils.clip_grad_norm_`, clip the 2-norm and return the norm before clipping,
+        shape (). `parameters` are the dense ones: ``model.parameters()``. Call `update_with` first:
+        otherwise, the tables' gradients are already used up.
 
-        Raises PlacerError if `update_with` was not called; if ranks share the tables.
+        Raises PlacerError if `update_with` was not called or ranks share the tables.
 
         Examples
         --------
@@ -144,24 +144,24 @@ class AppliedPlan(Summarized):
     def state_dict(self) -> dict[str, Tensor]:
         """Return what the model's state dict lacks, so that training resumes exactly.
 
-        `optimizer_state_dict`, and `constants`. A row cache is not part of it: results do not
-        depend on where rows lie. All ranks must call it.
+        It joins `optimizer_state_dict` and `constants`. It has no row caches, because results do
+        not depend on where rows are. All ranks must call this.
         """
         return self.optimizer_state_dict() | self.constants()
 
     def constants(self) -> dict[str, Tensor]:
-        """Learning rate of each table, ``<table>.lr``, and the eps beside √state, ``<table>.eps``.
+        """Return each table's ``<table>.lr``, its learning rate, and ``<table>.eps``, as float64.
 
-        Both are float64.
+        Epsilon is added to the root of the optimizer's state.
         """
         values = {f"{name}.{LR}": table.lr for name, table in self.tables.items()}
         values |= {f"{name}.{EPS}": table.eps for name, table in self.tables.items()}
         return {name: torch.tensor(one, dtype=torch.float64) for name, one in values.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` gave, under this or any other plan.
+        """Restore what `state_dict` returned, under this or any other plan.
 
-        Raises CheckpointError if a table's state, learning rate or eps is missing, or of another
+        Raises CheckpointError if a table's state, learning rate or eps is missing or has another
         shape.
         """
         missing = self.constants().keys() - state_dict.keys()
@@ -176,64 +176,64 @@ class AppliedPlan(Summarized):
             table.set_eps(float(state_dict[f"{name}.{EPS}"]))
 
     def leave_state_dict(self) -> None:
-        """Leave the tables' weights out of the model's state dict from here on.
+        """Leave the tables' weights out of the model's state dict from now on.
 
-        For tables that are too large to be gathered: `placer.storage.checkpoint.save_tables` then
-        saves them, weights included, and the model's state dict has the dense layers alone.
+        Use this for tables that are too large to gather. Then save the tables with
+        `placer.storage.checkpoint.save_tables`; the model's state dict has only the dense layers.
         """
         for table in self.tables.values():
             table.in_state_dict = False
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
-        """Return optimizer state by ``<table>.<name>``, in id order whatever the plan, on the host.
+        """Return optimizer state by ``<table>.<name>``, in id order for any plan, on the host.
 
-        What `PlacedEmbeddings.optimizer_state_dict` has, but each table counts its updates:
-        ``<table>.updates``.
+        This is like `PlacedEmbeddings.optimizer_state_dict`, but each table has its own number of
+        updates, ``<table>.updates``.
         """
         state: dict[str, Tensor] = {}
         for table in self.tables.values():
             state |= table.optimizer_state()
-            if table.in_state_dict:  # Else the rows are missing.
+            if table.in_state_dict:  # Otherwise, rows are not saved.
                 table.saves.all_saved()
         return state
 
     def load_optimizer_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `optimizer_state_dict` gave, under this or any other plan.
+        """Restore what `optimizer_state_dict` returned, under this or any other plan.
 
-        Raises CheckpointError if a table's state is missing or of another shape.
+        Raises CheckpointError if a table's state is missing or has another shape.
         """
         for table in self.tables.values():
             table.load_optimizer_state(state)
             table.saves.all_saved()
 
     def key_counts(self) -> dict[str, KeyCounts]:
-        """Counters of the keys of each table that grows; all ranks must call it."""
+        """Return counters of the keys of each table that grows; all ranks must call this."""
         counts: dict[str, KeyCounts] = {}
         for table in self.tables.values():
             counts |= table.embeddings.key_counts()
         return counts
 
     def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
-        """Return keys of a table that grows, and the rows that they have now; see `Embeddings`."""
+        """Return the keys of a table that grows, and their present rows; see `Embeddings`."""
         return self.tables[table].embeddings.live_keys(table)
 
     def close(self) -> None:
-        """Let go of the connections to other ranks; nothing can be looked up any more.
+        """Close the connections to other ranks; afterwards, no row can be looked up.
 
-        Where hosts without a GPU serve tables, `placer.executor.serve_tables` returns there. All
-        ranks that train must call it. In one process it does nothing.
+        On hosts without a GPU that serve tables, `placer.executor.serve_tables` then returns. All
+        ranks that train must call this. In one process, it does nothing.
         """
         for table in self.tables.values():
             table.shared.close()
 
     def hit_rates(self) -> dict[str, HitRates]:
-        """Return how many lookups of each table HBM served, where the backend has tiers."""
+        """Return how many lookups HBM served, for each table of a backend with tiers."""
         rates = {name: table.hit_rates() for name, table in self.tables.items()}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def update_tables(tables: Iterable[PlacedTable]) -> None:
-    """Apply the gradients that tables have collected; those that ranks share at once."""
+    """Apply the gradients that tables have collected; update tables that ranks share together."""
     shared: dict[int, tuple[SharedTables, list[str]]] = {}
     for table in tables:
         if table.world > 1:

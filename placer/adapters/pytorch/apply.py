@@ -1,4 +1,4 @@
-"""Puts a plan into a model, and takes it out again."""
+"""Apply a plan to a model, and remove it again."""
 
 import warnings
 from collections import defaultdict
@@ -47,39 +47,39 @@ def apply_plan(
     """Train a model's embedding tables where a plan puts them.
 
     Each `nn.EmbeddingBag` and `nn.Embedding` of the plan is replaced by a module that is called
-    in the same way and starts from the same weights. It updates its rows when a backward pass
-    ends, once for all its calls. The rest of the model stays as it is. Apply a plan before you
-    wrap the model (DDP, FSDP) and before you make its optimizer, which then sees the dense
-    parameters alone.
+    in the same way and starts from the same weights. When a backward pass ends, it updates its
+    rows once for all its calls. The rest of the model is unchanged. Apply a plan before you wrap
+    the model (DDP, FSDP) and before you make its optimizer, which then gets only the dense
+    parameters.
 
     Parameters
     ----------
     plan : Plan
-        Its table names are the modules' paths, or the ends of paths.
+        Names its tables by the paths of their modules, or by the ends of these paths.
     optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"}, optional
-        For all tables; by default each table's own.
+        The optimizer of all tables. By default, each table has the plan's optimizer.
     lr, eps, betas
-        By default those of each table's optimizer: `torch.optim.SGD`, `torch.optim.Adagrad`,
+        Constants of the optimizer. By default, those of `torch.optim.SGD`, `torch.optim.Adagrad`,
         `torch.optim.SparseAdam`, and FBGEMM's row-wise Adagrad.
     backend, cache_policy, rounding, drive
         See `PlacedEmbeddings`.
     growing : mapping of table name to Growing, optional
-        Tables whose modules take any int64 as an id, where they are not those that the plan names.
-        Such a module has capacity + 1 rows. Each call of it in training is a step of its key map.
+        Tables that grow, instead of those in the plan: their modules take any int64 as an id. Such
+        a module has capacity + 1 rows. Each training call of it is one step of its key map.
     names : mapping of table name to module path, optional
-        For tables whose names are not the ends of paths.
+        Paths of tables whose names are not the ends of their paths.
     optimizers : iterable of torch.optim.Optimizer
-        Existing optimizers: the tables' weights and their state are removed from them.
+        Existing optimizers. The tables' weights and their state are removed from them.
     strict : bool
-        Whether embedding modules that the plan lacks are an error.
+        Whether it is an error if the plan lacks an embedding module.
 
     Raises
     ------
     PlanMismatchError
-        If the plan is unsound or does not fit the model; the message has all reasons. The model
-        is as it was.
+        If the plan is unsound or does not fit the model. The message lists all reasons. The model
+        is unchanged.
     CapacityError
-        If the plan, with this optimizer's state, puts more bytes on a device than it has.
+        If a device lacks memory for the plan with this optimizer's state.
 
     Examples
     --------
@@ -129,9 +129,9 @@ def apply_plan(
 
 
 def applied_plan(model: nn.Module) -> AppliedPlan:
-    """Return the placed tables of a model, of a copy of it, or of one that was loaded.
+    """Return the placed tables of a model, also of a copied or loaded model.
 
-    Raises PlanMismatchError if no plan is applied to it.
+    Raises PlanMismatchError if no plan is applied to the model.
     """
     tables = {
         module.table.name: module.table for module in model.modules() if isinstance(module, StandIn)
@@ -144,14 +144,14 @@ def applied_plan(model: nn.Module) -> AppliedPlan:
 def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     """Give a model its own embedding modules back, with the trained weights.
 
-    These are the same modules and parameters as before. An optimizer that still holds them goes
-    on with them; add them again to one from which `apply_plan` removed them.
+    These are the same modules and parameters as before the plan. An optimizer that still holds the
+    parameters goes on with them. If `apply_plan` removed them from an optimizer, add them again.
 
     Returns
     -------
     dict of str to Tensor
-        The optimizer state of the tables; see `AppliedPlan.optimizer_state_dict`. Of tables that
-        grow the keys besides, ``<table>.keys.*``: without them nobody knows whose a row is.
+        The optimizer state of the tables; see `AppliedPlan.optimizer_state_dict`. For tables that
+        grow also ``<table>.keys.*``, which say which key has which row.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
             original = module.original
             original.__dict__.pop("forward", None)
             original.train(module.training)
-            if not original.weight.numel():  # Modules with tied weights share it.
+            if not original.weight.numel():  # With tied weights, refill only once.
                 _refill(original.weight, module.table)
             originals[id(module)] = original
     _swap(model, originals)
@@ -199,21 +199,21 @@ def _check_is_plain(model: nn.Module) -> None:
 def _place(
     model: nn.Module, plan: Plan, matched: Mapping[str, ModelTable], said: Mapping[str, Any]
 ) -> dict[str, PlacedTable]:
-    """Move the weights of a model to where the plan puts them; on an error all move back."""
+    """Move a model's weights to where the plan puts them. On an error, move all back."""
     placed: dict[str, PlacedTable] = {}
     is_drawn = any(partner.weight.is_meta for partner in matched.values())
     seed = int(torch.randint(2**62, ())) if is_drawn else 0
-    model_of = object()  # Holds no table: what was not saved is known when the model is gone.
-    # Tables on the meta device go where the model is, as far as it is anywhere.
+    model_of = object()  # Identifies the model without keeping it alive.
+    # Tables on the meta device go to the device of the model's other parameters.
     present = (each.device for each in model.parameters() if not each.is_meta)
     home, by_device = next(present, torch.get_default_device()), defaultdict(list)
     for name, partner in matched.items():
         by_device[home if partner.weight.is_meta else partner.weight.device].append(name)
     try:
         for device, names in by_device.items():
-            # Mean and max are taken of sums and of single rows outside.
+            # Stand-ins compute mean and max from sums and single rows.
             whole = read_by_one(plan.of_tables(names))
-            # Where the user gives no constants, each optimizer has its own.
+            # Constants that the user leaves out are the optimizer's defaults.
             options = [{**asdict(DEFAULTS[table.optimizer]), **said} for table in whole.tables]
             shared = SharedTables(whole, device, options[0])
             shared.watch(model)
@@ -226,7 +226,7 @@ def _place(
                     whole.of_tables([name]), own, device, values, weight.requires_grad, shared
                 )
                 placed[name].saves.model = model_of
-                _empty(weight, placed[name])  # Table by table: one alone is in memory twice.
+                _empty(weight, placed[name])  # So only one table is in memory twice.
     except BaseException:
         for name, table in placed.items():
             _refill(matched[name].weight, table)
@@ -236,7 +236,7 @@ def _place(
 
 
 def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
-    """Free a weight; a gradient that reaches it other than by lookups is then an error."""
+    """Free a weight. A gradient that reaches it other than by lookups raises from then on."""
     name = table.name
 
     @unserializable_hook  # type: ignore[untyped-decorator]
@@ -249,7 +249,7 @@ def _empty(weight: nn.Parameter, table: PlacedTable) -> None:
 
     weight.grad = None
     none = torch.empty((0, *weight.shape[1:]), dtype=weight.dtype, device=table.device)
-    if weight.is_meta:  # Its data can be on no other device.
+    if weight.is_meta:  # Meta data cannot move to another device.
         torch.utils.swap_tensors(weight, nn.Parameter(none, weight.requires_grad))  # type: ignore[no-untyped-call]
     else:
         weight.data = none
@@ -265,7 +265,7 @@ def _refill(weight: Tensor, table: PlacedTable) -> None:
 
 
 def _swap(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
-    """Replace modules, which are named by their `id`, wherever the model holds them."""
+    """Replace modules wherever the model holds them. `replacements` is by the `id` of a module."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if child is not None and id(child) in replacements:

@@ -1,4 +1,4 @@
-"""Calls of embedding modules: what is read, what is made of the rows, and when they come."""
+"""Describe calls of embedding modules: their bags, their outputs, and their gradients."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def bags_of(ids: Tensor, offsets: Tensor, weights: Tensor | None = None) -> BagBatch:
-    """Return the bags of one call, of one feature; gradients flow to the weights."""
+    """Return the bags of one call, for one feature. Gradients flow to the weights."""
     return BagBatch(ids, offsets, offsets.numel() - 1, weights, (0, ids.numel()))
 
 
 def without(batch: BagBatch, padding_idx: int) -> BagBatch:
-    """Return the same without lookups of an id. Waits for the device."""
+    """Return the bags without lookups of an id. Waits for the device."""
     keep = batch.ids != padding_idx
     before = torch.nn.functional.pad(keep.cumsum(0), (1, 0))
     weights = None if batch.weights is None else batch.weights[keep]
@@ -32,7 +32,7 @@ def without(batch: BagBatch, padding_idx: int) -> BagBatch:
 
 
 def of_rows(ids: Tensor) -> BagBatch:
-    """Return each id of a tensor of any shape in a bag of its own."""
+    """Return a bag for each id of a tensor of any shape."""
     flat = _checked(ids).reshape(-1)
     return bags_of(flat, torch.arange(flat.numel() + 1, device=flat.device))
 
@@ -43,7 +43,7 @@ def of_bags(
     """Return the bags of a call of `nn.EmbeddingBag`.
 
     Ids have shape (bags, length), or (lookups,) with offsets of shape (bags,), or (bags + 1,) if
-    they include the last one; weights have that of the ids.
+    offsets include the last one. Weights have the shape of the ids.
     """
     _checked(ids)
     if weights is not None and weights.shape != ids.shape:
@@ -66,13 +66,13 @@ def of_bags(
     starts = _checked(offsets).to(flat.device).long()
     if include_last_offset:
         return bags_of(flat, starts, scales)
-    # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
+    # Fill in place: a tensor from a Python number would wait for its copy to the GPU.
     end = torch.full((1,), flat.numel(), dtype=torch.int64, device=flat.device)
     return bags_of(flat, torch.cat([starts, end]), scales)
 
 
 def of_each_lookup(batch: BagBatch, of_bags: Tensor) -> Tensor:
-    """Repeat what each bag has for each of its lookups: shape (lookups, …)."""
+    """Repeat each bag's value for each of its lookups: shape (lookups, …)."""
     bags = torch.arange(batch.batch_size, device=of_bags.device)
     return of_bags[bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())]
 
@@ -87,16 +87,16 @@ def _checked(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """What a module makes of the rows of its bags."""
+    """The output that a module computes from the pooled rows of its bags."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
-    # From float32 rows of shape (bags, dim), by ordinary differentiable operations.
+    # Computes the output from float32 rows, shape (bags, dim), by differentiable operations.
     of_rows: Callable[[Tensor], Tensor]
 
 
 def as_they_are(rows: Tensor) -> Tensor:
-    """Return what `Output.of_rows` is where a module gives the rows of its bags."""
+    """Return the rows unchanged, as `Output.of_rows` of a module that returns its pooled rows."""
     return rows
 
 
@@ -105,24 +105,24 @@ class Call:
     """One call of a module."""
 
     table: "PlacedTable"
-    number: int  # Of the table's calls.
-    batch: BagBatch  # What it reads.
+    number: int  # Place among the table's calls.
+    batch: BagBatch  # The bags that it reads.
     trains: bool  # Whether its rows are updated.
     output: Output
-    # The calls whose bags these are, one after the other, where it is no module's.
+    # If this is no call of a module: the calls whose bags it joins, in order.
     stands_for: "tuple[Call, ...]" = ()
-    # What it read, with the executor's graph, from when it was looked up until it has a gradient.
+    # The rows that it read, with the executor's graph, from its lookup until its gradient.
     rows: Tensor | None = None
-    made: Tensor | None = None  # What the module made of that.
-    step: "Step | None" = None  # What was looked up together with it, where ranks share the table.
-    # Of the rows; of what was made of them where ranks share the table.
+    made: Tensor | None = None  # The module's output.
+    step: "Step | None" = None  # Calls looked up with it, if ranks share the table.
+    # Gradient of the rows; of the module's output if ranks share the table.
     gradient: Tensor | None = None
-    ended: bool = False  # Whether it can have no gradient any more.
-    has_keys: bool = False  # Whether `batch` has keys, not rows, of a table that grows.
-    key_step: int = 0  # Of the table's key map.
+    ended: bool = False  # Whether it can no longer get a gradient.
+    has_keys: bool = False  # Whether `batch` has keys of a table that grows, not rows.
+    key_step: int = 0  # Step of the table's key map.
 
     def result(self) -> Tensor:
-        """Return what the module made of its rows, with the graph; look rows up if they wait."""
+        """Return the module's output with its graph; look up the rows if they still wait."""
         if self.made is None:
             if self.rows is None:
                 self.table.shared.flush()
@@ -139,16 +139,16 @@ class Call:
         return self.made
 
     def let_go(self) -> None:
-        """End the step in which it was looked up, unused: its rows may move."""
+        """Release the lookup without an update. Its rows may then move."""
         self.step, self.rows, self.ended = None, None, True
         self.made = None if self.made is None else self.made.detach()
 
 
 class OpenCalls:
-    """The training calls of a table that grows, each a step of its key map.
+    """The training calls of a table that grows. Each call is one step of its key map.
 
-    A call is open until its rows are updated, or until nobody can ask for their gradient any more:
-    so long its rows keep their keys. Those that `collected` holds wait for the update.
+    A call is open until its rows are updated, or until its output is gone, so that no gradient can
+    come. Rows of open calls keep their keys. The calls in `collected` wait for the update.
     """
 
     def __init__(self, collected: list[Call]) -> None:
@@ -157,22 +157,22 @@ class OpenCalls:
         self._steps = 0
 
     def steps(self) -> int:
-        """Return how many of the last steps are open."""
+        """Return the number of steps since the first open call, that call included."""
         waiting = self._collected
         first = (call.key_step for call in self._calls if not call.ended or call in waiting)
         return self._steps - min(first, default=self._steps + 1) + 1
 
     def add(self, call: Call) -> None:
-        """Begin a step with a call."""
+        """Begin a step of the key map with a call."""
         self._steps += 1
         call.key_step = self._steps
         self._calls.add(call)
 
 
 class LookupNode(torch.autograd.Function):
-    """Rows of one call, or its output where ranks share the table.
+    """Returns the rows of a call, or its output if ranks share the table.
 
-    Backward hands their gradient to the table, which updates later.
+    Backward gives the gradient to the table, which is updated later.
     """
 
     @staticmethod
@@ -183,7 +183,7 @@ class LookupNode(torch.autograd.Function):
             return table.shared.look_up(call)
         if not call.trains:
             return table.rows_of(call.batch)
-        # A graph of its own, which ends here and is walked when this pass has ended.
+        # A separate graph, which the update runs backward when this backward pass ends.
         with torch.enable_grad():
             call.rows = table.rows_of(call.batch)
         return call.rows.detach()
@@ -201,7 +201,7 @@ class LookupNode(torch.autograd.Function):
 
 
 def _weight_gradients(table: "PlacedTable", batch: BagBatch, gradient: Tensor) -> Tensor:
-    """Of each lookup's weight its row · its bag's gradient: shape (lookups,)."""
+    """Return each lookup weight's gradient, its row · its bag's gradient: shape (lookups,)."""
     with torch.no_grad():
         rows = table.look_up(of_rows(batch.ids), are_rows=True)
     return (rows * of_each_lookup(batch, gradient)).sum(1)
@@ -209,23 +209,23 @@ def _weight_gradients(table: "PlacedTable", batch: BagBatch, gradient: Tensor) -
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """Calls that were looked up together, by the same constants and after as many updates."""
+    """Calls that were looked up together, with the same constants and number of updates."""
 
-    embeddings: ShardedEmbeddings  # Of the tables that were called, each once.
+    embeddings: ShardedEmbeddings  # Holds the called tables, each once.
     calls: tuple[Call, ...]
     lr: float
     eps: float
     updates: int
 
     def set_constants(self) -> None:
-        """Let the embeddings go on from where these tables are."""
+        """Set the embeddings' constants and number of updates to those of these tables."""
         self.embeddings.set_lr(self.lr)
         self.embeddings.set_eps(self.eps)
         if self.embeddings.counts_updates:
             self.embeddings.set_update_count(self.updates)
 
     def is_complete(self) -> bool:
-        """Return whether each table's only gradient is that of this step's call."""
+        """Return whether each table has just one gradient, from its call in this step."""
         return all(
             call.step is self
             and call.gradient is not None
@@ -237,7 +237,7 @@ class Step:
 
 
 def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
-    """Return all bags of several calls of a table, one after the other."""
+    """Return the bags of several calls of a table as one batch, in order."""
     none = torch.empty(0, dtype=torch.int64, device=device)
     batches, offsets, base = [call.batch for call in calls], [none], 0
     for batch in batches:
@@ -250,7 +250,7 @@ def joined(calls: Sequence[Call], device: torch.device) -> BagBatch:
 
 
 def present_device(name: str) -> torch.device:
-    """Return a device by its name, or the CPU where it is a GPU and there is none."""
+    """Return a device by name, or the CPU if it is a GPU and this machine has none."""
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         return torch.device("cpu")
@@ -261,30 +261,30 @@ _KNOWN_BEFORE = frozenset(
     {"size", "dim", "ndimension", "numel", "nelement", "stride", "is_contiguous", "element_size"}
     | {"is_floating_point", "is_complex", "get_device", "register_hook", "retain_grad"}
 )
-"""Methods that need no values."""
+"""Methods that do not need a tensor's values."""
 
 _VIEWS = frozenset(["T", "mT", "H", "mH", "data", "real", "imag"])
-"""Attributes that do."""
+"""Attributes that need a tensor's values."""
 
 _OF_MEMORY = frozenset(
     {"tolist", "numpy", "data_ptr", "storage", "untyped_storage", "__array__", "__dlpack__"}
     | {"__deepcopy__", "__reduce_ex__"}
 )
-"""Methods for which the tensor has to be one with memory of its own."""
+"""Methods that need a tensor with memory of its own."""
 
 
 class Later(Tensor):
-    """The output of a module whose rows are looked up when someone wants to see them.
+    """The output of a module whose rows are looked up when an operation needs its values.
 
-    By then other modules have been called, and one exchange between the ranks serves all. Shape
-    and type are known before. Every operation gives an ordinary tensor.
+    By then, other modules have been called, and one exchange between ranks serves all their calls.
+    Its shape and type are known before. Operations on it return ordinary tensors.
     """
 
     call: Call
 
     @staticmethod
     def of(call: Call) -> "Later":
-        """Return the output of a call that waits."""
+        """Return the output of a waiting call."""
         output, device = call.output, call.table.device
         later: Later = Tensor._make_wrapper_subclass(
             Later, output.shape, dtype=output.dtype, device=device
@@ -302,7 +302,7 @@ class Later(Tensor):
         else:
             is_seen = name not in _KNOWN_BEFORE
         with torch._C.DisableTorchFunctionSubclass():
-            if is_seen:  # Here, as autograd records nothing within `__torch_dispatch__`.
+            if is_seen:  # `__torch_dispatch__` would be too late for autograd.
                 _mapped((args, kwargs), lambda later: later.call.result())
             if name in _OF_MEMORY:
                 args, kwargs = _mapped((args, kwargs), torch.ops.aten.alias.default)
@@ -318,7 +318,7 @@ class Later(Tensor):
 
 
 def _mapped(values: Any, function: Callable[[Later], Any]) -> Any:
-    """Arguments, in which a function has been applied to each tensor that comes later."""
+    """Return arguments with a function applied to each `Later` tensor."""
     if isinstance(values, Later):
         return function(values)
     if type(values) in (list, tuple):
@@ -330,7 +330,7 @@ def _mapped(values: Any, function: Callable[[Later], Any]) -> Any:
 
 def _values(later: Later) -> Tensor:
     call = later.call
-    if call.made is None:  # Someone took it past `__torch_function__`, as extensions in C++ do.
+    if call.made is None:  # C++ extensions bypass `__torch_function__`.
         thread = threading.Thread(target=call.result)
         thread.start()
         thread.join()

@@ -1,4 +1,4 @@
-"""The embedding tables of a PyTorch model: which of a plan they are, and how they are drawn."""
+"""Find the embedding tables of a PyTorch model, match them with a plan, and draw weights."""
 
 import ast
 import hashlib
@@ -22,10 +22,10 @@ from placer.units import listed
 
 EmbeddingModule = nn.Embedding | nn.EmbeddingBag
 _SHOWN = 20
-"""Modules that a message names."""
+"""Most modules that a message names."""
 _PROBE_ROWS, _SPARE_ROWS = 16, 16
-"""Rows that are drawn to see whether blocks may be, and rows behind each block, of which the last
-is the padding: draws of normal numbers are alike where their number is a multiple of 16."""
+"""Number of rows in a trial draw, and of spare rows after each block; padding is the last of these.
+Both keep sizes multiples of 16: only then are normal numbers the same for any number of draws."""
 _POOLINGS: dict[str, Pooling] = {"sum": "sum", "mean": "mean", "max": "max"}
 
 
@@ -34,30 +34,30 @@ class ModelTable:
     """One weight of a model and the modules that look it up."""
 
     weight: nn.Parameter  # Shape (rows, dim).
-    modules: tuple[EmbeddingModule, ...]  # Several where their weights are tied.
-    # Where these modules are in the model; a module may be at several places.
+    modules: tuple[EmbeddingModule, ...]  # Several if their weights are tied.
+    # Paths of these modules in the model. A module may have several.
     paths: tuple[str, ...]
 
     @property
     def path(self) -> str:
-        """The first of its paths."""
+        """First path of the table."""
         return self.paths[0]
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:
-        """How its modules pool, each once."""
+        """Distinct poolings of its modules."""
         return tuple(dict.fromkeys(pooling_of(module) for module in self.modules))
 
 
 def pooling_of(module: EmbeddingModule) -> Pooling:
-    """Return how a module pools, in placer's words."""
+    """Return placer's name for the pooling of a module."""
     return _POOLINGS[module.mode] if isinstance(module, nn.EmbeddingBag) else "none"
 
 
 def model_tables(model: nn.Module) -> tuple[ModelTable, ...]:
     """Return all tables of a model, in the order of its modules.
 
-    A module whose weight is computed by others, as parametrizations do, is none.
+    A module without its own weight parameter, as with parametrizations, is no table.
     """
     held: dict[int, tuple[nn.Parameter, dict[int, EmbeddingModule], list[str]]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -79,13 +79,13 @@ def match_tables(
     strict: bool,
     growing: Container[str] = (),
 ) -> dict[str, ModelTable]:
-    """Return the model's table for each of a plan's, once all of them fit.
+    """Return the model's table for each table of a plan, by the plan's name.
 
-    A table is matched by the path of its module, which `names` may say, or by the end of the path
-    if only one ends so. If `strict`, all tables of the model must be in the plan. Raises
-    PlanMismatchError, which names all that does not fit: tables without module, modules without
-    table, other shapes, types or pooling, and options that a placed table has not. Tables named
-    in `growing` may have other rows than the plan's.
+    A table matches the module with its path, which `names` may give, or the only module with a path
+    that ends in its name. If `strict`, all tables of the model must be in the plan. Tables named in
+    `growing` grow. Raises PlanMismatchError, which lists everything that does not fit: tables
+    without a module, modules without a table, other shapes, types or pooling, and options that
+    placed tables do not support.
     """
     in_model = model_tables(model)
     by_path = {path: table for table in in_model for path in table.paths}
@@ -121,7 +121,7 @@ def match_tables(
 
 
 def _by_end(by_path: Mapping[str, ModelTable]) -> dict[str, dict[int, ModelTable]]:
-    """Return tables by each end of their paths, and then by the `id` of their weights."""
+    """Return tables by each suffix of their paths, then by the `id` of their weights."""
     by_end: dict[str, dict[int, ModelTable]] = defaultdict(dict)
     for path, table in by_path.items():
         end = path
@@ -132,7 +132,7 @@ def _by_end(by_path: Mapping[str, ModelTable]) -> dict[str, dict[int, ModelTable
 
 
 def _holders(model: nn.Module) -> dict[int, list[tuple[int, str]]]:
-    """By the `id` of each parameter: the modules that have it, by `id`, and its path there."""
+    """Return by `id` of a parameter its holders: the `id` of the module, and the path there."""
     holders: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -146,7 +146,7 @@ def _find(
     by_path: Mapping[str, ModelTable],
     by_end: Mapping[str, Mapping[int, ModelTable]],
 ) -> ModelTable | str:
-    """Return the table, or what is wrong."""
+    """Return the model's table, or a message that says what is wrong."""
     if path is not None:
         if path in by_path:
             return by_path[path]
@@ -169,7 +169,7 @@ def _faults(
     holders: Mapping[int, Sequence[tuple[int, str]]],
     grows: bool,
 ) -> list[str]:
-    """Return what makes a model's table another than the plan's, or one that cannot be placed."""
+    """Return how a model's table differs from the plan's, and why it cannot be placed."""
     weight, faults = partner.weight, []
     if tuple(weight.shape) != (table.rows, table.dim):
         shape = " × ".join(map(str, weight.shape))
@@ -185,7 +185,7 @@ def _faults(
             "are whole, on a CPU, a GPU or the meta device, before the model is sharded"
         )
     for feature in table.features:
-        # A bag of one id is that id's row, however it is pooled.
+        # All poolings of one id give the same row.
         if feature.pooling not in partner.poolings and feature.pooling_factor > 1:
             own = partner.poolings[0]
             faults.append(
@@ -218,7 +218,7 @@ def _unsupported(module: EmbeddingModule) -> list[str]:
 
 
 def dtype_of(dtype: torch.dtype, name: str) -> DType:
-    """Return the type of a table's weight in placer's words."""
+    """Return placer's name for the type of a table's weight."""
     for known, candidate in TORCH_DTYPES.items():
         if candidate == dtype:
             return known  # type: ignore[return-value]  # its keys are just these
@@ -228,9 +228,8 @@ def dtype_of(dtype: torch.dtype, name: str) -> DType:
 def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Table], int]:
     """Make a model on the meta device; return its tables and the number of its other parameters.
 
-    `name` is ``package.module:Class``, or a function that makes the model; the module is imported
-    from the working folder too. `arguments` are ``NAME=VALUE``, the value as in Python; a plain
-    word is text.
+    `name` is ``package.module:Class``, or a function that makes the model. The module may be in the
+    working folder. `arguments` are ``NAME=VALUE`` with a Python value; a plain word is text.
 
     >>> tables, dense = tables_of_class(
     ...     "torch.nn:EmbeddingBag", ["num_embeddings=1000", "embedding_dim=8"]
@@ -255,7 +254,7 @@ def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Tabl
     try:
         with torch.device("meta"):
             model = make(**options)
-    except Exception as error:  # Whatever the user's own class raises.
+    except Exception as error:  # A user's class may raise anything.
         raise PlacerError(
             f"{name} cannot be made with {options or 'no arguments'}: "
             f"{type(error).__name__}: {error}; give arguments as --set NAME=VALUE"
@@ -274,12 +273,12 @@ def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Tabl
 
 
 class DrawnRows:
-    """The first weights of a table, by the `reset_parameters` of its module.
+    """Draws the initial weights of a table with the `reset_parameters` of its module.
 
-    Each block of `CHUNK_ROWS` rows is drawn by itself, from a seed, the table's name and where it
-    begins: no plan and no number of ranks changes it, and nobody holds the whole. Padding is zero.
-    A module whose law depends on the number of rows at hand, or on which rows they are, cannot be
-    drawn so. Its weights are uniform in ±1/√rows, and a warning says so.
+    Each block of `CHUNK_ROWS` rows is drawn on its own, seeded by a seed, the table's name and the
+    block's first row. So weights do not depend on the plan or the number of ranks, and no process
+    holds the whole table. Padding is zero. If `reset_parameters` depends on the number of rows or
+    on their position, weights are uniform in ±1/√rows instead, and a warning says so.
     """
 
     def __init__(self, module: EmbeddingModule, name: str, seed: int) -> None:
@@ -294,7 +293,7 @@ class DrawnRows:
             )
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return rows of the ids ``start..stop``, which are one block."""
+        """Return the rows of one block, with the ids ``start..stop``."""
         module = self._module
         digest = hashlib.sha256(f"{self.seed}/{self._name}/{start}".encode()).digest()
         seed = int.from_bytes(digest[:7], "little")
@@ -310,7 +309,7 @@ class DrawnRows:
         return block
 
     def write(self, order: IdOrder) -> None:
-        """Draw the blocks of which this process holds some rows of its only table."""
+        """Draw and write the blocks of the only table that have rows in this process."""
         (tensor, *_) = order.tensors()
         for block in blocks_of(tensor):
             if order.holds(block):
@@ -318,7 +317,7 @@ class DrawnRows:
 
 
 def _is_by_block(module: EmbeddingModule) -> bool:
-    """Return whether a module draws rows alike wherever they are and however many there are."""
+    """Return whether a module draws rows alike for any number and place of rows."""
     try:
         few, many = (_drawn(module, rows, 0) for rows in (_PROBE_ROWS, 2 * _PROBE_ROWS))
         other = _drawn(module, _PROBE_ROWS, 1)
@@ -331,7 +330,7 @@ def _is_by_block(module: EmbeddingModule) -> bool:
 
 @torch.no_grad()
 def _drawn(module: EmbeddingModule, rows: int, seed: int) -> Tensor:
-    """So many rows as the module draws them, which it takes for all of its own."""
+    """Draw `rows` rows with the module's `reset_parameters`, as if it had no others."""
     shell: Any = type(module).__new__(type(module))
     shell.__dict__.update(module.__dict__)
     whole = rows + _SPARE_ROWS

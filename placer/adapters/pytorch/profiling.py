@@ -1,4 +1,4 @@
-"""A profile from the model and the batches that it is trained on."""
+"""Profile a model's tables from the model and its training batches."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,35 +36,33 @@ def profile_model(
 ) -> Profile:
     """Count which rows a model reads.
 
-    The model runs on each batch in eval mode and without gradients; it does not change. The ids
-    with which its embedding modules are called are counted, row by row. A module that is called
-    several times in one forward pass has as many features. Each entry of an `nn.Embedding`'s
-    first dimension is a bag, as is each bag of an `nn.EmbeddingBag`. The number of samples of a
-    batch is the number of bags that most calls have.
+    The model runs on each batch in eval mode and without gradients, so it does not change. Count
+    how often its embedding modules are called with each id. If a module is called several times in
+    a forward pass, each call is a feature. An `nn.Embedding` call has one bag for each entry of the
+    input's first dimension. The number of samples of a batch is the most common number of bags.
 
     Parameters
     ----------
     batches : iterable
-        Such as a DataLoader.
+        The training batches, such as a DataLoader.
     steps : int, optional
-        Read so many batches; by default all.
+        Number of batches to read; by default all.
     forward : callable, optional
-        Runs the model on a batch. By default the model is called with it, or with its first
-        element if it is a list or tuple, such as (inputs, labels).
+        Runs the model on a batch. By default, the model is called with the batch, or with the first
+        element of a batch that is a list or tuple, such as (inputs, labels).
     names : mapping of table name to module path, optional
-        Tables are named by the paths of their modules unless they are named here, as they are
-        for `apply_plan`.
+        Names of tables, as for `apply_plan`. Other tables are named by their modules' paths.
     optimizer : OptimizerName
-        With which the tables will be trained: its state takes memory.
+        Optimizer that will train the tables. Its state takes memory.
     source : str
-        Where the batches come from, for people.
+        Where the batches come from, for reports.
 
     Raises
     ------
     PlanMismatchError
         If the model has no embedding modules, or `names` has paths where none are.
     DataError
-        If there is no batch, or the model is called in another way.
+        If there is no batch, or the model cannot be called with a batch.
     """
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]
@@ -86,7 +84,7 @@ def profile_model(
 
 @contextmanager
 def _observed(model: nn.Module, counters: Iterable["_TableCounter"]) -> Iterator[None]:
-    """Record the model's calls in eval mode and without gradients; then restore its modes."""
+    """Record calls of the model in eval mode without gradients. Restore its modes at the end."""
     handles = [
         module.register_forward_pre_hook(counter.note, with_kwargs=True)
         for counter in counters
@@ -130,7 +128,7 @@ def _named(tables: Iterable[ModelTable], names: Mapping[str, str]) -> dict[str, 
 
 
 def _samples(counters: Iterable["_TableCounter"]) -> int:
-    """Return the number of bags that most calls of the batch had; of several such, the largest."""
+    """Return the most common number of bags in the batch's calls; the largest if several tie."""
     sizes = Counter(lookups.batch_size for counter in counters for _, lookups in counter.calls)
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
@@ -148,14 +146,14 @@ class _TableCounter:
         self.counts = DenseCounts(self.table.weight.shape[0])
 
     def note(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take a call of a module, before its forward."""
+        """Record a module's call, before its forward."""
         lookups = _lookups(module, *args, **kwargs)
         if module.padding_idx is not None:
             lookups = without(lookups, module.padding_idx)
         self.calls.append((pooling_of(module), lookups))
 
     def end_batch(self, samples: int) -> None:
-        """Count the calls of a forward pass of so many samples."""
+        """Count the calls of a forward pass over `samples` samples."""
         for number, (pooling, lookups) in enumerate(self.calls, 1):
             name = self.name if number == 1 else f"{self.name}#{number}"
             self.poolings.setdefault(name, pooling)
@@ -163,7 +161,7 @@ class _TableCounter:
             self.counts.check(ids, self.name)
             self.counts.add(ids)
             filled = int(torch.count_nonzero(lookups.offsets.diff()))
-            # More bags than samples, such as negatives drawn for a batch, are longer bags.
+            # Take bags beyond the samples, such as drawn negatives, for longer bags.
             counts = FeatureCounts(ids.size, min(filled, samples))
             self.features[name] = self.features.get(name, FeatureCounts()) + counts
         self.calls.clear()

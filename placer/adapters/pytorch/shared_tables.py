@@ -1,9 +1,9 @@
-"""Tables of a model that ranks share: one exchange serves the calls of many modules.
+"""Share a model's tables among ranks, and serve the calls of many modules by one exchange.
 
-All of them are in one `ShardedEmbeddings`, so that they take one process group. While the model
-runs forward, calls of its modules wait until someone wants to see an output, or the model has
-ended; then all that wait are looked up together. How many these are may differ from rank to rank:
-what counts is that their order is the same. Updates come together, too.
+One `ShardedEmbeddings` has all tables, so they need one process group. During the model's forward
+pass, calls of its modules wait until something reads an output or the pass ends. Then all waiting
+calls are looked up together. Ranks may wait with different numbers of calls, but must call modules
+in the same order. Tables are also updated together.
 """
 
 import struct
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
     from placer.adapters.pytorch.table import PlacedTable
 
 _NONE, _AS_READ, _ANEW = range(3)
-"""A table has no gradients; one, of rows that were looked up with others that have one each; or
-such that its rows have to be looked up once more."""
+"""Ways to update a table. None: it has no gradients. As read: use the graph of its last lookup, if
+each table in that lookup has just one gradient. Anew: look its rows up again."""
 
 _SAID = 8
-"""Numbers that a rank says of a call."""
+"""How many numbers each rank sends about a call."""
 
 _MOST_PARTS = 64
-"""Sets of tables that were called together and are remembered, beside each table alone."""
+"""Number of sets of tables called together that are cached, beside each table alone."""
 
 
 class SharedTables:
-    """The tables of a model on one device, which ranks share where there are several.
+    """The tables of a model on one device, which ranks share if there are several.
 
-    The plan is of these tables, each read by one feature of its name, which sums; `options` are
-    those of `PlacedEmbeddings`. With a `world` of one, each table is on its own and nothing here is
-    used. Copies and pickles carry the plan; tables bring their weights.
+    `plan` has only these tables. In it, one feature with the table's name reads each table, pooled
+    by sum. `options` go to `PlacedEmbeddings`. With a `world` of one, tables do not use this class.
+    Copies and pickles hold the plan, and `PlacedTable` holds the weights.
     """
 
     def __init__(self, plan: Plan, device: torch.device, options: Mapping[str, Any]) -> None:
@@ -64,15 +64,15 @@ class SharedTables:
         self._whole: ShardedEmbeddings | None = None
         self._closed = False
         self._waiting: list[Call] = []
-        self._depth = 0  # Forward passes of the model that are under way.
-        self._pass = -1  # The backward pass at whose end these tables are updated.
+        self._depth = 0  # Number of nested forward passes that are running.
+        self._pass = -1  # Number of the backward pass that updates at its end.
         self._collected: set[str] = set()
 
     @property
     def whole(self) -> ShardedEmbeddings:
-        """All tables; zeros at first. All ranks must ask for it together."""
+        """All tables, first filled with zeros. All ranks must read this together."""
         if self._whole is None:
-            # Servers know the plan as it was before `apply_plan` was told an optimizer.
+            # Servers know the plan without the optimizer that `apply_plan` was given.
             first, *others = {table.optimizer for table in self.plan.tables}
             self._whole = ShardedEmbeddings(
                 self.plan,
@@ -85,7 +85,7 @@ class SharedTables:
         return self._whole
 
     def write(self, table: "PlacedTable", weight: "Tensor | DrawnRows") -> None:
-        """Set the weight of a table to the first rank's, or draw it where that has none."""
+        """Set a table's weight to the first rank's weight, or draw it if that rank has none."""
         ((is_given, *_), *_) = self.whole.said([isinstance(weight, Tensor)])
         order = self._part((table.name,)).id_order()
         if is_given:
@@ -101,7 +101,7 @@ class SharedTables:
         weight.write(order)
 
     def of_table(self, table: "PlacedTable") -> ShardedEmbeddings:
-        """Return one table alone, once no call waits: ranks ask for tables in the same order."""
+        """Look up waiting calls, then return one table. Ranks must call this in the same order."""
         self.flush()
         part = self._part((table.name,))
         order = part.id_order()
@@ -110,7 +110,7 @@ class SharedTables:
         return part
 
     def move(self, device: torch.device) -> None:
-        """Lay all tables out again on another device."""
+        """Move all tables to another device."""
         self.flush()
         old, self._whole, self.device = self.whole, None, device
         self._parts.clear()
@@ -121,31 +121,31 @@ class SharedTables:
         old.close()
 
     def close(self) -> None:
-        """Let go of the connections to other ranks."""
+        """Close the connections to other ranks."""
         if self._whole is not None and not self._closed:
             self._whole.close()
         self._closed = True
 
     def watch(self, model: nn.Module) -> None:
-        """Let calls wait for one another while a model runs forward."""
+        """Collect calls during the forward pass of a model."""
         if self.world > 1:
             model.register_forward_pre_hook(self.begin)
             model.register_forward_hook(self.end, always_call=True)
 
     @uncompiled
     def begin(self, *_: object) -> None:
-        """A forward pass of the model begins."""
+        """Note that a forward pass of the model begins."""
         self._depth += 1
 
     @uncompiled
     def end(self, *_: object) -> None:
-        """It has ended, be it by an error."""
+        """Note that a forward pass has ended, also by an error; look up waiting calls."""
         self._depth = max(0, self._depth - 1)
         if not self._depth:
             self.flush()
 
     def look_up(self, call: Call) -> Tensor:
-        """Return the output of a call without its graph, at once or when someone reads it."""
+        """Return the output of a call without its graph, computed now or when it is read."""
         self._waiting.append(call)
         if self._depth:
             return Later.of(call)
@@ -153,16 +153,16 @@ class SharedTables:
         return call.result().detach()
 
     def flush(self) -> None:
-        """Look up the rows of all calls that wait."""
+        """Look up the rows of all waiting calls."""
         while self._waiting:
             waiting, self._waiting = self._waiting, []
-            # Another rank may have wanted to see its rows before it called as many modules.
+            # Another rank may have called fewer modules before it read an output.
             ready = min(count for (count,) in self.whole.said([len(waiting)]))
             self._serve(waiting[:ready])
             self._waiting = waiting[ready:]
 
     def update_after_pass(self, name: str) -> None:
-        """Update a table when the backward pass that is under way has ended."""
+        """Update a table when the current backward pass ends."""
         task = torch._C._current_graph_task_id()
         if task != self._pass:
             self._pass = task
@@ -176,7 +176,7 @@ class SharedTables:
 
     @torch.no_grad()
     def update(self, names: Collection[str]) -> None:
-        """Apply the gradients that some tables have collected on any rank; all must call this."""
+        """Apply the gradients of these tables on all ranks, which must all call this."""
         self.flush()
         complete: dict[int, bool] = {}
         own = [
@@ -207,13 +207,13 @@ class SharedTables:
         if len(names) == len(self._numbers):
             return self.whole
         part = self._parts.pop(names, None) or self.whole.part(names)
-        self._parts[names] = part  # Now the most recently used.
+        self._parts[names] = part  # Now the last to be dropped.
         if len(self._parts) > len(self._numbers) + _MOST_PARTS:
             del self._parts[next(iter(self._parts))]
         return part
 
     def _serve(self, calls: Sequence[Call]) -> None:
-        """Look up calls that all ranks have made, those of one size and kind together."""
+        """Look up calls that all ranks have made: calls of one size and kind together."""
         own: list[int] = []
         for call in calls:
             constants = struct.unpack("2q", struct.pack("2d", call.table.lr_now, call.table.eps))
@@ -240,10 +240,10 @@ class SharedTables:
                     )
             sizes = tuple(theirs[5] for theirs in by_rank)
             weighted = any(theirs[6] for theirs in by_rank)
-            # A table that is called twice is updated once: not with what it was first called with.
+            # A table that is called twice is updated once, so its calls do not share a step.
             group = (times[name] > 1, seen[name], *by_rank[0][1:5], sizes, weighted)
             groups[*group, call.has_keys].append(call)
-            # Those that are mapped here before it are open, too.
+            # Calls that this loop passed before are open, too.
             opened = max(opened, *(theirs[7] + seen[name] for theirs in by_rank))
             seen[name] += 1
         for members in groups.values():
@@ -251,7 +251,7 @@ class SharedTables:
             self._look_up(ordered, opened)
 
     def _look_up(self, calls: Sequence[Call], open_steps: int) -> None:
-        """Look up one call of each of some tables, in one exchange; and before that its keys."""
+        """Look up one call for each of some tables, in one exchange. Map keys to rows first."""
         names = tuple(call.table.name for call in calls)
         table = calls[0].table
         step = Step(self._part(names), tuple(calls), table.lr_now, table.eps, table.updates)
@@ -276,7 +276,7 @@ class SharedTables:
             call.step = step if call.trains else None
 
     def _anew(self, table: "PlacedTable") -> Call:
-        """Return one call for all of a table's: what it read then is let go of."""
+        """Return one call that joins all calls of a table, and release their lookups."""
         calls = tuple(sorted(table.calls, key=lambda call: call.number))
         for call in calls:
             call.let_go()
@@ -296,7 +296,7 @@ class SharedTables:
 
 
 def unwatch(model: nn.Module) -> None:
-    """Undo what `SharedTables.watch` did, also to a copy."""
+    """Undo `SharedTables.watch`, also for a copied model."""
     for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key, hook in list(hooks.items()):
             if isinstance(getattr(hook, "__self__", None), SharedTables):
@@ -305,7 +305,7 @@ def unwatch(model: nn.Module) -> None:
 
 
 def _kind(table: "PlacedTable", complete: dict[int, bool]) -> int:
-    """Return how a table can be updated; whether steps are complete is remembered."""
+    """Return how to update a table. Cache in `complete` which steps are complete."""
     if not table.calls:
         return _NONE
     step = table.calls[0].step
@@ -317,14 +317,14 @@ def _kind(table: "PlacedTable", complete: dict[int, bool]) -> int:
 
 
 def _steps(calls: Iterable[Call]) -> list[Step]:
-    """Return the steps of calls, each once."""
+    """Return the distinct steps of calls."""
     return list({id(call.step): call.step for call in calls if call.step is not None}.values())
 
 
 def _made_anew(call: Call) -> list[tuple[Tensor, Tensor | None]]:
-    """Return what modules made of the rows of a call's parts, and its gradients."""
+    """Return the output and gradient of each call that a joined call stands for."""
     rows = call.result()
-    if not call.stands_for:  # Other ranks have read the table, this one has not.
+    if not call.stands_for:  # Only other ranks called the table.
         return [(rows, torch.zeros_like(rows))]
     with torch.enable_grad():
         parts = torch.split(rows, [each.batch.batch_size for each in call.stands_for])
@@ -342,10 +342,10 @@ def _apply(step: Step, made: Sequence[tuple[Tensor, Tensor | None]]) -> None:
 
 
 def refuse_unshared(name: str, world: int) -> None:
-    """Raise where a plan was applied before the ranks knew of each other.
+    """Raise if the plan was applied before `torch.distributed` was initialized.
 
-    Each rank would then train a whole table by itself, from its own samples alone: DDP averages the
-    gradients of parameters, and a placed table is none.
+    Each rank would then train its own copy of the table, from its own samples only. DDP would not
+    help: it averages gradients of parameters, and a placed table is no parameter.
     """
     if world > 1 or not (dist.is_available() and dist.is_initialized()):
         return

@@ -1,4 +1,4 @@
-"""What stands in a model where an `nn.Embedding` or `nn.EmbeddingBag` was."""
+"""Modules that replace an `nn.Embedding` or `nn.EmbeddingBag` and look up placed tables."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -27,45 +27,45 @@ _HOOKS = (
 
 
 class StandIn(nn.Module):
-    """Looks up a placed table; has no parameters, so that no optimizer and no DDP sees any.
+    """Looks up a placed table. It has no parameters for an optimizer or DDP.
 
-    The module whose place it takes is kept, without its weight, until the plan is removed.
+    The module that it replaces is kept, without its weight, until the plan is removed.
     """
 
     original: EmbeddingModule
-    """The module whose place this takes; its weight is empty, and calls of it fail."""
+    """The replaced module. Its weight is empty, and calls of it fail."""
 
     def __init__(self, original: EmbeddingModule, table: PlacedTable) -> None:
         super().__init__()
-        # Past `nn.Module`, for which a module that is an attribute is a part of the model.
+        # Bypass `nn.Module`, which would make the original a submodule.
         self.__dict__["original"] = original
         self.table = table
         self.num_embeddings = original.num_embeddings
         self.embedding_dim = original.embedding_dim
         self.padding_idx = original.padding_idx
         self.training = original.training
-        # Calls from elsewhere, as features of a model make, raise and say why it is empty.
+        # Direct calls of the original raise and say why it is empty.
         original.forward = partial(_is_empty, table.name)  # type: ignore[method-assign]
-        for hooks in _HOOKS:  # Shared, so that handles to remove them go on working.
+        for hooks in _HOOKS:  # Shared, so existing handles can still remove them.
             setattr(self, hooks, getattr(original, hooks))
 
     @property
     def weight(self) -> Tensor:
         """A copy of the whole weight, shape (rows, dim), on the table's device.
 
-        Gradients flow through it to the table, to every row. Writing to it changes nothing;
-        use `load_state_dict`.
+        Gradients flow through it to every row of the table. Writing to it does not change the
+        table; use `load_state_dict`.
         """
         return self.table.all_rows().to(self.original.weight.dtype)
 
     def requires_grad_(self, requires_grad: bool = True) -> "StandIn":
-        """Freeze the table, or let it train again; the same call on a parent does not reach it."""
-        self.original.weight.requires_grad_(requires_grad)  # As `remove_plan` gives it back.
+        """Freeze the table or train it again. A call on a parent module does not reach it."""
+        self.original.weight.requires_grad_(requires_grad)  # For `remove_plan`.
         self.table.set_trainable(requires_grad)
         return self
 
     def extra_repr(self) -> str:
-        """Return what `print(model)` shows of it."""
+        """Return what `print(model)` shows for this module."""
         table = self.table
         return (
             f"{self.num_embeddings}, {self.embedding_dim}, table={table.name!r}, "
@@ -81,7 +81,7 @@ class StandIn(nn.Module):
         if table.in_state_dict:
             for name, values in table.model_state().items():
                 destination[f"{prefix}{name}"] = values
-        if table.embeddings.rank == 0:  # One of many speaks.
+        if table.embeddings.rank == 0:  # Warn on one rank only.
             table.saves.model_saved(with_rows=table.in_state_dict, is_stateful=table.is_stateful)
 
     def _load_from_state_dict(
@@ -103,11 +103,11 @@ class StandIn(nn.Module):
                 other for other in state_dict if other.startswith(prefix) and other not in names
             )
         missing = [other for other in names if other not in state_dict]
-        if missing:  # Rows are worth nothing without their keys.
+        if missing:  # Rows are useless without their keys.
             if self.table.in_state_dict:
                 missing_keys.extend(missing)
             return
-        # A state of another capacity has other rows.
+        # A state of another capacity has another number of rows.
         rows = (
             1 + len(state_dict[f"{prefix}keys.rows"]) if self.table.grows else self.num_embeddings
         )
@@ -121,7 +121,7 @@ class StandIn(nn.Module):
         self.table.load_model_state({name: state_dict[other] for other, name in names.items()})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "StandIn":
-        """Return what `model.to`, `.cuda` and `.half` do to a module's tensors."""
+        """Apply `model.to`, `.cuda` or `.half` to the table: move it, or refuse another type."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         dtype = self.original.weight.dtype
         after = fn(torch.empty(0, dtype=dtype, device=self.table.device))
@@ -134,7 +134,7 @@ class StandIn(nn.Module):
         return self
 
     def _output(self, of_rows: Callable[[Tensor], Tensor], *shape: int) -> Output:
-        """Return what is made of rows, in the type of the original, and of a shape."""
+        """Return the output with the type of the original module and this shape."""
         dtype = self.original.weight.dtype
         shape = (*shape, self.embedding_dim)
 
@@ -146,19 +146,19 @@ class StandIn(nn.Module):
 
 
 class PlacedEmbedding(StandIn):
-    """Called as an `nn.Embedding`."""
+    """Replaces an `nn.Embedding`."""
 
     @uncompiled
     def forward(self, input: Tensor) -> Tensor:
-        """Return rows of ids of any shape: shape (*ids, dim).
+        """Return the rows of ids of any shape: shape (*ids, dim).
 
         Raises DataError if an id is no row of the table.
         """
         lookups, padding_idx = of_rows(input), self.padding_idx
         if padding_idx is None:
             return self.table.look_up(lookups, self._output(as_they_are, *input.shape))
-        # As torch has it, the padding is read like any row, and no lookup trains it.
-        # Read even if no id is padding: another rank may have some, and all must ask.
+        # As in torch, lookups read the padding row but do not train it. Read it even if no id is
+        # padding: another rank may have padding, and all ranks must read it.
         padding, bags = self.table.row(padding_idx), lookups.batch_size
         kept = torch.nonzero(lookups.ids != padding_idx).squeeze(1).to(padding.device)
 
@@ -170,7 +170,7 @@ class PlacedEmbedding(StandIn):
 
 
 class PlacedEmbeddingBag(StandIn):
-    """Called as an `nn.EmbeddingBag`."""
+    """Replaces an `nn.EmbeddingBag`."""
 
     def __init__(self, original: nn.EmbeddingBag, table: PlacedTable) -> None:
         super().__init__(original, table)
@@ -183,8 +183,8 @@ class PlacedEmbeddingBag(StandIn):
     ) -> Tensor:
         """Return pooled rows of each bag: shape (bags, dim).
 
-        Raises DataError if an id is no row of the table, shapes do not fit together, or weights are
-        passed to bags that are not summed.
+        Raises DataError if an id is no row of the table, shapes do not fit together, or weights
+        come with a mode other than sum.
         """
         if per_sample_weights is not None and self.mode != "sum":
             raise DataError(f"per_sample_weights go with mode 'sum', not with {self.mode!r}")
@@ -193,7 +193,7 @@ class PlacedEmbeddingBag(StandIn):
             lookups = without(lookups, self.padding_idx)
         offsets, bags = lookups.offsets, lookups.batch_size
         if self.mode == "max":
-            lookups = of_rows(lookups.ids)  # With weights, bags are sums.
+            lookups = of_rows(lookups.ids)  # Look up single rows and pool them below.
 
         def pooled(rows: Tensor) -> Tensor:
             if self.mode == "max":

@@ -1,9 +1,9 @@
-"""One table of a model, placed: lookups now, one update when the backward pass ends.
+"""Place one table of a model: look rows up in forward, update once when the backward pass ends.
 
-A module may be called more than once in a forward pass, and Adagrad's update of a sum is not
-the sum of its updates. So backward only collects the gradients of all calls, and what ends the
-whole pass (the callback with which DDP, too, waits for its last gradient) applies them at once;
-or an optimizer's step does, where gradients accumulate over several passes.
+A module may be called several times in a forward pass, and Adagrad's update of a sum of gradients
+is not the sum of its updates. So backward only collects the gradients of all calls. A callback at
+the end of the backward pass, the kind that DDP uses, applies them together. If gradients accumulate
+over several passes, the optimizer's step applies them.
 """
 
 import itertools
@@ -39,16 +39,15 @@ from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE
 
 Weight = Tensor | DrawnRows
-"""A table's weight in id order, or how it is drawn where there is none."""
+"""A table's weight in id order, or what draws the weight of a table on the meta device."""
 
 
 class PlacedTable:
     """A table with its optimizer, which modules of a model look up.
 
-    The plan is of this table alone, read by one feature that sums; `options` are those of
-    `PlacedEmbeddings`. The weight is in id order; where ranks share the table, that of the first
-    one counts. Copies and pickles carry the plan, the weights and the optimizer's state, and lay
-    them out again.
+    `plan` has only this table, read by one feature that pools by sum. `options` go to
+    `PlacedEmbeddings`. `weight` is in id order; if ranks share the table, only the first rank's
+    weight is used. Copies and pickles hold the plan, the weights and the optimizer's state.
     """
 
     _anchor: Tensor
@@ -64,18 +63,18 @@ class PlacedTable:
     ) -> None:
         self.plan, self.shared = plan, shared
         shared.tables[plan.tables[0].name] = self
-        self.waits = False  # For an optimizer's step, rather than the end of a backward pass.
-        self.in_state_dict = True  # Of the model; else whoever saves it has a place for the table.
+        self.waits = False  # Whether the optimizer's step updates it, not backward.
+        self.in_state_dict = True  # Whether the model's state dict has the weight.
         self.updates_since_step = 0
-        self.guard: RemovableHandle | None = None  # Of the parameter that was emptied.
-        self.lr: float = options["lr"]  # Before a schedule's share of it.
+        self.guard: RemovableHandle | None = None  # Hook of the emptied parameter.
+        self.lr: float = options["lr"]  # Without a scheduler's share.
         self.eps: float = options["eps"]  # Added to √state.
         self.lr_share = 1.0
         self._options = options
-        self.calls: list[Call] = []  # That have a gradient.
+        self.calls: list[Call] = []  # Calls that have a gradient.
         self.open_calls = OpenCalls(self.calls)
         self.set_trainable(trainable)
-        self.updates = 0  # So far, where ranks share it.
+        self.updates = 0  # Number so far, if ranks share the table.
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
@@ -104,17 +103,17 @@ class PlacedTable:
 
     @property
     def embeddings(self) -> Embeddings:
-        """What holds it; where ranks share it, all of them must ask in the same order."""
+        """What holds the table. Ranks that share tables must read this in the same order."""
         return self.shared.of_table(self) if self._own is None else self._own
 
     @property
     def device(self) -> torch.device:
-        """Where rows are pooled."""
+        """Device that pools rows."""
         return self.shared.device if self._own is None else self._own.device
 
     @property
     def world(self) -> int:
-        """How many ranks share it."""
+        """Number of ranks that share the table."""
         return self.shared.world if self._own is None else 1
 
     @property
@@ -124,12 +123,12 @@ class PlacedTable:
 
     @property
     def backend(self) -> str:
-        """Name of the backend; where ranks share the table, as it was passed in."""
+        """Name of the backend; if ranks share the table, the name that was asked for."""
         return str(self._options["backend"]) if self._own is None else self._own.backend
 
     @property
     def grows(self) -> bool:
-        """Whether its ids are keys, which get rows as they are read."""
+        """Whether the table grows: its ids are keys, which get rows when they are read."""
         return bool(self.plan.growing)
 
     @property
@@ -141,11 +140,11 @@ class PlacedTable:
     def look_up(
         self, lookups: BagBatch, output: Output | None = None, are_rows: bool = False
     ) -> Tensor:
-        """Sum of the rows of each bag, times their weights: float32, shape (bags, dim).
+        """Return the weighted sum of the rows of each bag: float32, shape (bags, dim).
 
-        `output` says what is made of that; `are_rows`, whether ids are rows of a table that may
-        grow. Raises DataError if an id is no row of the table, and BackendError if there are
-        several ranks by now, and this one has a table of its own.
+        `output` may convert the sums. `are_rows` says that ids are rows, not keys, of a table that
+        grows. Raises DataError if an id is no row of the table. Raises BackendError if
+        `torch.distributed` was initialized only after the plan was applied.
         """
         weights, batch = lookups.weights, lookups.to(self.device)
         if batch.weights is not None:
@@ -163,7 +162,7 @@ class PlacedTable:
                 return output.of_rows(self.rows_of(call.batch))
         refuse_unshared(self.name, self.world)
         if self.calls and not self.waits and torch._C._current_graph_task_id() < 0:
-            self.calls.clear()  # Left by a backward pass that failed.
+            self.calls.clear()  # A failed backward pass left them.
         if self._own is not None:
             self._find_rows(call, self._own)
         if self._anchor.device != batch.ids.device:
@@ -172,7 +171,7 @@ class PlacedTable:
         return rows if self._own is None else output.of_rows(rows)
 
     def _find_rows(self, call: Call, own: Embeddings) -> None:
-        """Put rows in the place of a call's keys."""
+        """Replace a call's keys by their rows."""
         if not (own.keys.maps and call.has_keys):
             return
         open_before = self.open_calls.steps() if call.trains else None
@@ -181,8 +180,8 @@ class PlacedTable:
             self.open_calls.add(call)
 
     def row(self, index: int) -> Tensor:
-        """Return a row that no lookup trains, such as the padding: float32, shape (dim,)."""
-        if self.grows:  # Zeros: all rows are other keys'.
+        """Return a row that lookups do not train, such as padding: float32, shape (dim,)."""
+        if self.grows:  # Padding has no row here: other keys have all rows.
             return torch.zeros(self.table.dim, dtype=torch.float32, device=self.device)
         if index not in self._frozen_rows or self._trains_all_rows:
             ids = torch.full((1,), index, device=self.device)
@@ -192,7 +191,7 @@ class PlacedTable:
         return self._frozen_rows[index]
 
     def all_rows(self) -> Tensor:
-        """Return the whole weight, shape (rows, dim); gradients flow to it as to a parameter."""
+        """Return the whole weight, shape (rows, dim). Gradients flow to it as to a parameter."""
         self._trains_all_rows |= torch.is_grad_enabled()
         ids = torch.arange(self.table.rows, device=self.device)
         return self.look_up(of_rows(ids), are_rows=True)
@@ -202,18 +201,18 @@ class PlacedTable:
         return self.model_state()["weight"]
 
     def model_state(self) -> dict[str, Tensor]:
-        """A copy of the weight in id order, on the host, and of ``keys.*`` where it grows."""
+        """Copy the weight in id order, and ``keys.*`` if the table grows, to the host."""
         state = self.embeddings.state_dict()
         return {name.removeprefix(f"{self.name}."): values for name, values in state.items()}
 
     def load_model_state(self, state: Mapping[str, Tensor]) -> None:
-        """Overwrite what `model_state` gives."""
+        """Overwrite the weight, and ``keys.*`` if the table grows, with those of `model_state`."""
         self.weight_changes()
         own = {f"{self.name}.{name}": values.detach() for name, values in state.items()}
         self.embeddings.load_state_dict(own)
 
     def weight_changes(self) -> None:
-        """To be called where rows are overwritten: what is known of them is forgotten."""
+        """Forget cached rows; call this before rows are overwritten."""
         self._frozen_rows.clear()
 
     def optimizer_state(self) -> dict[str, Tensor]:
@@ -224,7 +223,7 @@ class PlacedTable:
         return state
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take this table's part of a state, also of one that `PlacedEmbeddings` gave."""
+        """Load this table's part of an optimizer state, also from `PlacedEmbeddings`."""
         keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.table.optimizer]]
         own = {key: state[key] for key in keys if key in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
@@ -233,13 +232,13 @@ class PlacedTable:
         self.embeddings.load_optimizer_state_dict(own)
 
     def hit_rates(self) -> HitRates | None:
-        """Return how many lookups HBM served, where the backend has tiers and ranks share none."""
+        """Return how many lookups HBM served; None if ranks share the table or without tiers."""
         return None if self._own is None else self._own.hit_rates()
 
     def set_trainable(self, trainable: bool) -> None:
-        """Let lookups from now on train their rows, or leave these as they are."""
+        """Say whether lookups train their rows from now on."""
         self.trainable = trainable
-        # What makes autograd walk a lookup; its own gradient is never there.
+        # Makes autograd run backward through lookups; it never gets a gradient.
         self._anchor = torch.zeros((), requires_grad=trainable)
 
     def set_lr(self, lr: float) -> None:
@@ -249,24 +248,24 @@ class PlacedTable:
         self.set_lr_share(self.lr_share)
 
     def set_lr_share(self, share: float) -> None:
-        """Which part of the learning rate updates take from the next one on."""
+        """Multiply the learning rate by a scheduler's share from the next update on."""
         self.lr_share = share
         if self._own is not None:
             self._own.set_lr(self.lr_now)
 
     @property
     def lr_now(self) -> float:
-        """Learning rate, times a schedule's share."""
+        """Learning rate × the scheduler's share."""
         return self.lr * self.lr_share
 
     def set_eps(self, eps: float) -> None:
-        """Change what is added to √state from the next update on."""
+        """Change the epsilon that is added to √state from the next update on."""
         self.eps = eps
         if self._own is not None:
             self._own.set_eps(eps)
 
     def move(self, device: torch.device) -> None:
-        """Go to another device, with weights and state; with all tables that ranks share."""
+        """Move weights and state to another device. If ranks share tables, move all tables."""
         if device == self.device:
             return
         if self._own is None:
@@ -289,7 +288,7 @@ class PlacedTable:
             "shared": self.shared,
         }
         if (started := get_spawning_popen()) is not None:
-            # That process opens the memory of these copies, which must be there until then.
+            # Keep these copies in memory until the spawned process has opened them.
             vars(started).setdefault("placed_tables", []).append(state)
         return state
 
@@ -302,13 +301,13 @@ class PlacedTable:
         self.load_optimizer_state(state["optimizer"])
 
     def rows_of(self, batch: BagBatch) -> Tensor:
-        """Return what the executor gives for a batch, with its graph, in one process."""
+        """Return the executor's pooled rows for a batch, with their graph, in one process."""
         rows: Tensor = self.embeddings(batch)[self.name]
         return rows
 
     def collect(self, call: Call, gradient: Tensor) -> None:
         """Keep the gradient of a call until the table is updated."""
-        refuse_scaled()  # What updates the rows is a backward pass of its own.
+        refuse_scaled()  # The update is a backward pass of its own.
         if call.ended or call.gradient is not None:
             raise DataError(
                 f"table {self.name!r}: a second backward pass through one forward; each updates "
@@ -316,7 +315,7 @@ class PlacedTable:
             )
         call.gradient = gradient
         if self.waits:
-            call.let_go()  # As the update comes later, its step ends here, unused.
+            call.let_go()  # The update looks its rows up again later.
         elif self._own is None:
             self.shared.update_after_pass(self.name)
         elif not self.calls:
@@ -324,13 +323,13 @@ class PlacedTable:
         self.calls.append(call)
 
     def before_update(self) -> None:
-        """To be called before its rows are updated."""
+        """Note that the table's rows are about to be updated."""
         self.saves.before_update()
         self.updates_since_step += 1
 
     @torch.no_grad()
     def update(self) -> None:
-        """Apply the gradients of all calls at once, where no other rank has some of them."""
+        """Apply the gradients of all calls together, if ranks do not share the table."""
         if not self.calls:
             return
         self.before_update()
@@ -341,7 +340,7 @@ class PlacedTable:
         if len(calls) > 1 or rows is None:
             rows = None
             for call in calls:
-                call.let_go()  # With them end their steps, unused.
+                call.let_go()  # The joined lookup replaces them.
             with torch.enable_grad():
                 rows = self.rows_of(batch)
         rows.backward(gradient)  # type: ignore[no-untyped-call]
@@ -349,10 +348,10 @@ class PlacedTable:
             call.let_go()
 
     def squared_gradient_norm(self) -> Tensor:
-        """Σ g² over all rows of what has been collected: float64, shape ().
+        """Return Σ g² of the collected gradients, added up by row: float64, shape ().
 
-        Raises BackendError if ranks share the table: the mean of their gradients is nowhere before
-        the update.
+        Raises BackendError if ranks share the table: they only average their gradients during the
+        update.
         """
         if self.world > 1:
             raise BackendError(
@@ -372,7 +371,7 @@ class PlacedTable:
         return sums.double().square().sum()
 
     def scale_gradients(self, factor: Tensor) -> None:
-        """Multiply what has been collected."""
+        """Multiply the collected gradients."""
         for call in self.calls:
             if call.gradient is not None:
                 call.gradient = call.gradient * factor.to(call.gradient.device, call.gradient.dtype)

@@ -1,8 +1,8 @@
-"""Warns where training loses what tables have learned.
+"""Warn if training would lose what tables have learned, or updates them too often.
 
-That is where a checkpoint lacks it, when training goes on or ends, and where backward passes update
-tables more often than an optimizer steps: gradients of parameters add up until a step, and tables
-that are updated in each backward pass do not wait for it.
+The first happens if training goes on or ends after a checkpoint without all of a table. The second
+happens if several backward passes come before an optimizer's step: gradients of parameters add up
+until the step, but tables are updated in each backward pass.
 """
 
 import atexit
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from placer.adapters.pytorch.table import PlacedTable
 
 _lacking: "set[SaveWatch]" = set()
-"""Of tables whose last update is in a state dict of the model without all that belongs to it.
+"""Watches of tables of which the model's last state dict lacks a part.
 
-They stay when the model is gone: what a process has saved is looked at when it ends.
+They outlive the model, because the process looks at them when it ends.
 """
 
 
 class SaveWatch:
-    """What of a table has been saved since its last update.
+    """Tracks which parts of a table are saved since its last update.
 
-    A table's weight is in the state dict of the model, unless the model leaves it to a folder. Its
-    optimizer's state is not: updates come in the backward pass, and no `torch.optim` optimizer has
-    it.
+    The model's state dict has the table's weight, unless `AppliedPlan.leave_state_dict` was called.
+    It never has the optimizer's state: the backward pass updates tables, so no `torch.optim`
+    optimizer has that state either.
     """
 
     def __init__(self, table: str) -> None:
         self._table, self._lost = table, ""
         self.model: object = self
-        """The same for all tables of a model."""
+        """Object that all tables of a model have in common."""
         self.is_ahead = False
-        """Whether it was updated since all of it was saved or loaded."""
+        """Whether the table was updated since it was last saved or loaded in full."""
 
     def model_saved(self, *, with_rows: bool, is_stateful: bool) -> None:
-        """A state dict of the model was taken."""
+        """Note that a state dict of the model was taken."""
         if self.is_ahead and (is_stateful or not with_rows):
             state = "the optimizer's state" if is_stateful else ""
             self._lost = state if with_rows else " and ".join(filter(None, ("the rows", state)))
@@ -50,12 +50,12 @@ class SaveWatch:
             _watch_exit()
 
     def all_saved(self) -> None:
-        """Rows and state were saved, or loaded, or are what the model has without a plan."""
+        """Note that rows and optimizer state were saved or loaded, or the plan was removed."""
         self.is_ahead = False
         _lacking.discard(self)
 
     def before_update(self) -> None:
-        """Warn where the model was saved without all of the table, and training goes on."""
+        """Warn if the model was last saved without all of the table, as training goes on now."""
         if self in _lacking:
             _warn({each for each in _lacking if each.model is self.model}, "training goes on")
         self.is_ahead = True
@@ -67,13 +67,13 @@ def _watch_exit() -> None:
 
 
 def _at_exit() -> None:
-    # An error or Ctrl-C ends a run before it could save.
+    # After an error or Ctrl-C, a run had no chance to save.
     if _lacking and not hasattr(sys, "last_value"):
         _warn(set(_lacking), "the process ends")
 
 
 def _warn(watches: set[SaveWatch], when: str) -> None:
-    """Say what is lost, once for all tables: those of a model were saved by one call."""
+    """Warn what is lost, once for all these tables."""
     lost = max((each._lost for each in watches), key=len)
     tables = sorted({each._table for each in watches})
     saves = "save_tables(folder, applied) of placer.storage.checkpoint"
@@ -93,7 +93,7 @@ _watched: "weakref.WeakSet[PlacedTable]" = weakref.WeakSet()
 
 
 def watch_steps(table: "PlacedTable") -> None:
-    """Look at a table's updates whenever any optimizer has stepped."""
+    """Check the number of a table's updates whenever any optimizer steps."""
     _register()
     _watched.add(table)
 

@@ -1,4 +1,4 @@
-"""From a plan to TorchRec's `ShardingPlan`, checked against the model before it is made."""
+"""Check a plan against a model, and convert it to TorchRec's `ShardingPlan`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from placer.adapters.torchrec.modules import TableOfModel
 
 INSTALL = "pip install 'embedding-placer[torchrec]' && pip install --no-deps torchrec==1.8.0"
-"""TorchRec asks for FBGEMM's CUDA build, which a machine without a GPU should not get."""
+"""How to install TorchRec. Without ``--no-deps``, pip would install FBGEMM's CUDA build."""
 
 
 def to_sharding_plan(
@@ -27,25 +27,26 @@ def to_sharding_plan(
 ) -> Any:
     """Return the `ShardingPlan` of a plan, for `DistributedModelParallel(module, plan=...)`.
 
-    Ranks are the topology's GPUs in their order. The model is as `split_tables` left it, not
-    sharded yet; `env` is a `ShardingEnv`, which has the number of ranks.
+    Rank i is the topology's i-th GPU. `module` is the model after `split_tables`, not sharded yet.
+    `env` is a `ShardingEnv`, which has the number of ranks.
 
-    Raises PlanError if the plan is not sound. Raises PlanMismatchError if it is for another model
-    or number of ranks, or TorchRec cannot train it right. Raises BackendError without torchrec.
+    Raises PlanError if the plan is not sound. Raises PlanMismatchError if the plan is for another
+    model or number of ranks, or TorchRec cannot train it correctly. Raises BackendError if torchrec
+    is not installed.
 
     Parameters
     ----------
     device : torch.device or str, optional
-        Where TorchRec computes; by default CUDA under NCCL, else the CPU, whose rows are in host
-        memory with all kernels.
+        Where TorchRec computes: by default CUDA under NCCL, otherwise the CPU. On the CPU, all
+        kernels keep rows in host memory.
     prefetch_pipeline : bool
-        Whether caches are filled by TorchRec's prefetching pipeline.
+        Whether TorchRec's prefetching pipeline fills the caches.
     staged_as : {"uva", "cached"}, optional
-        How TorchRec, which cannot stage rows, reads those that the plan stages. By default such
-        plans are refused. Pass the same to `split_tables`.
+        How TorchRec reads rows that the plan stages, as it cannot stage rows. By default, such
+        plans are refused. Pass the same value to `split_tables`.
     state_by_column_slice : bool
-        Whether tables with row-wise Adagrad may be sharded by columns. In TorchRec each column
-        slice has a state of its own, so that it trains unlike a whole table.
+        Whether tables with row-wise Adagrad may be sharded by columns. TorchRec keeps separate
+        state for each column slice, so such a table trains differently from a whole one.
     """
     require_torchrec()
     import torch
@@ -84,10 +85,10 @@ def document(
 ) -> dict[str, Any]:
     """Return the `ShardingPlan` of a plan as JSON, in the layout of `ShardingPlan._serialize`.
 
-    It has the caches' load factors too. Under ``remapped`` it lists the tables that hold only
-    some row ranks of a table of the plan, and which; under ``managed_collisions`` the arguments of
-    the key maps of tables that grow, which `managed_collisions` takes. It needs no torchrec.
-    `module` is the path of the embedding module in the model.
+    ``plan`` also has the caches' load factors. ``remapped`` lists the TorchRec tables that are read
+    by row rank, each with its table of the plan and its range of ranks. ``managed_collisions`` has
+    the options of tables that grow, for the function `managed_collisions`. `module` is the path of
+    the embedding module in the model. This needs no torchrec.
 
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if TorchRec has no such
     placement.
@@ -102,7 +103,7 @@ def document(
         _require_exact(part, state_by_column_slice=state_by_column_slice)
         tables[part.name] = _written(plan, part, device)
         if part.source in growing:
-            tables[part.name]["sharding_type"] = "row_wise"  # On one GPU it is table-wise, too.
+            tables[part.name]["sharding_type"] = "row_wise"  # Not table-wise on one GPU.
         if part.remapped:
             remapped[part.name] = {"table": part.source, "ranks": [part.start, part.stop]}
     made = {"plan": {module: tables}, "remapped": remapped}
@@ -121,7 +122,7 @@ def document(
 
 
 def require_torchrec() -> None:
-    """Raise unless torchrec can be imported, and FBGEMM's library with it."""
+    """Raise BackendError unless torchrec and FBGEMM's library can be imported."""
     try:
         import torchrec  # noqa: F401
     except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
@@ -139,7 +140,7 @@ def _require_ranks(plan: Plan, env: Any, parts: Iterable[Part]) -> None:
             f"the plan is for {len(gpus)} GPUs, but there are {env.world_size} ranks; replan for "
             "them"
         )
-    # TorchRec finds the ranks of a host by their number alone.
+    # TorchRec derives the ranks of a host from their numbers alone.
     by_host = [part for part in parts if part.sharding.kind in ("table_row_wise", "grid_shard")]
     if not by_host:
         return
@@ -155,9 +156,9 @@ def _require_ranks(plan: Plan, env: Any, parts: Iterable[Part]) -> None:
 
 
 def _require_tables(parts: Iterable[Part], tables: "Mapping[str, TableOfModel]") -> None:
-    """Raise unless the model has the parts' tables, all of them, and no other.
+    """Raise unless the model's tables are exactly those of the parts.
 
-    TorchRec fails with a KeyError, or an assertion, at a table that its plan lacks.
+    TorchRec would fail with a KeyError or an assertion at a table that its plan lacks.
     """
     expected = {part.name: part for part in parts}
     faults = []
@@ -190,7 +191,7 @@ def _require_tables(parts: Iterable[Part], tables: "Mapping[str, TableOfModel]")
 
 
 def _require_trainable(part: Part, table: "TableOfModel") -> None:
-    """Raise if the model's optimizer is not the plan's, or would make replicas diverge."""
+    """Raise if the model's element type or optimizer differs, or replicas would not be trained."""
     from placer.adapters.torchrec.modules import DTYPES, OPTIMIZERS
 
     own = part.table
@@ -216,7 +217,7 @@ def _require_trainable(part: Part, table: "TableOfModel") -> None:
 
 
 def _require_exact(part: Part, *, state_by_column_slice: bool) -> None:
-    """Raise if TorchRec would fail with such a placement, or train other weights."""
+    """Raise if row-wise Adagrad would train other weights because of column slices."""
     own, sharding = part.table, part.sharding
     column_wise = any(block.width < own.dim for block in sharding.blocks)
     if column_wise and own.optimizer == "rowwise_adagrad" and not state_by_column_slice:
@@ -228,10 +229,10 @@ def _require_exact(part: Part, *, state_by_column_slice: bool) -> None:
 
 
 def _require_rows(parts: Sequence[Part], path_of: Mapping[str, str], prefetch: bool) -> None:
-    """Raise if a rank has no rows of a table, and serves no other table with it.
+    """Raise if a rank has no rows of any table in a group that TorchRec serves together.
 
-    TorchRec's kernels serve tables together that have a module, a sharding type, a kernel, an
-    element type, an optimizer and a pooling in common; they fail where none of these has rows.
+    One TorchRec kernel serves tables with the same module, sharding type, kernel, element type,
+    optimizer and pooling. It fails on a rank without rows of any of them.
     """
 
     def group(part: Part) -> tuple[object, ...]:
@@ -272,7 +273,7 @@ def _parameter_sharding(plan: Plan, part: Part, device: str, prefetch: bool) -> 
 
 
 def _written(plan: Plan, part: Part, device: str) -> dict[str, Any]:
-    """Return a table's `ParameterSharding` as JSON."""
+    """Return the `ParameterSharding` of a TorchRec table as JSON."""
     sharding = part.sharding
     own: dict[str, Any] = {
         "sharding_type": sharding.kind,
@@ -285,7 +286,7 @@ def _written(plan: Plan, part: Part, device: str) -> dict[str, Any]:
         gpu = plan.topology.gpus[block.rank]
         local = [other.id for other in plan.topology.gpus_of(gpu.host)]
         where = device if device == "cpu" else f"{device}:{local.index(gpu.id)}"
-        # A table of no rows is one of one row to TorchRec.
+        # TorchRec has no empty tables: a table without rows gets one row.
         rows = block.rows if part.table.rows else 1
         own["shards"].append(
             {

@@ -1,4 +1,4 @@
-"""The tables of a TorchRec model, and collections whose tables are split, with the old interface.
+"""Find the tables of a TorchRec model, and replace collections by ones with split tables.
 
 Importing this needs torchrec.
 """
@@ -33,7 +33,7 @@ OPTIMIZERS: dict[str, OptimizerName] = {
     "Adam": "adam",
     "SparseAdam": "adam",
 }
-"""Ours for the class names of torch.optim and torchrec.optim."""
+"""Placer's names of optimizers, by their class names in torch.optim and torchrec.optim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class TableOfModel:
 
     @property
     def optimizer(self) -> str | None:
-        """Class name of the optimizer that updates the table in its backward pass, if any."""
+        """Class name of the optimizer that updates the table in the backward pass, or None."""
         classes = getattr(self.weight, "_optimizer_classes", None)
         return classes[0].__name__ if classes else None
 
     def as_table(self, optimizer: OptimizerName, pooling_factors: dict[str, float]) -> Table:
-        """Return the table in our words; `optimizer` is that of tables whose module tells none."""
+        """Return the table as a `Table`; `optimizer` applies if the module has none of its own."""
         config = self.config
         if config.data_type not in DTYPES:
             raise PlanMismatchError(
@@ -97,21 +97,21 @@ def tables_of(model: nn.Module) -> dict[str, TableOfModel]:
 
 
 def collections_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Path and module of each embedding collection of a model."""
+    """Yield the path and the module of each embedding collection of a model."""
     for path, module in model.named_modules():
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection):
             yield path, module
 
 
 def _contents(collection: Any) -> tuple[bool, Sequence[Any], Any]:
-    """Return whether a collection pools, the configs of its tables, and what has their weights."""
+    """Return whether a collection pools, its tables' configs, and the modules of their weights."""
     if isinstance(collection, EmbeddingBagCollection):
         return True, collection.embedding_bag_configs(), collection.embedding_bags
     return False, collection.embedding_configs(), collection.embeddings
 
 
 class _Reading(NamedTuple):
-    """How a feature reads a table: the parts, none if it is whole, and where the results are."""
+    """How a feature reads a table: its parts, empty if it is whole, and names of their outputs."""
 
     feature: str
     table: str
@@ -121,7 +121,7 @@ class _Reading(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """The lookups of a feature: bags' lengths, and where it is split which part each reads."""
+    """A feature's lookups: the lengths of bags, and for each part the mask of its lookups."""
 
     lengths: Tensor
     masks: list[Tensor]
@@ -130,16 +130,16 @@ class _Chosen(NamedTuple):
 class SplitCollection(nn.Module):
     """An `EmbeddingBagCollection` or `EmbeddingCollection` with tables in parts.
 
-    It takes and returns what the original did. Ids of split tables become ranks, each lookup
-    goes to the part that has its row, and the parts' results are joined: sums are added,
-    means divided by the length of the whole bag, rows sorted back into order. Selecting the
-    lookups of a part waits for the device.
+    It takes and returns what the original collection did. Ids of split tables become row ranks,
+    and each lookup goes to the part that has its row. Then the parts' results are joined: sums are
+    added, means are divided by the length of the whole bag, and unpooled rows return to the order
+    of their lookups. Selecting the lookups of a part waits for the device.
 
-    `collection` is the original; `parts` and `ranks` are those of the tables that are not read as
-    they are, by name. `placed_tables`, a collection of the same kind, is what TorchRec shards.
+    `collection` is the original. `parts` and `ranks` have the parts and the row order of each table
+    that is split, by name. TorchRec shards `placed_tables`, a collection of the same kind.
 
-    Raises PlanMismatchError if a table cannot be split: it is weighted and pooled by mean, or its
-    optimizer has been applied already.
+    Raises PlanMismatchError if a table cannot be split: it is weighted and pooled by mean, or an
+    optimizer is already applied to it.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class SplitCollection(nn.Module):
                 self._readings.append(_Reading(feature, config.name, own, [*of_parts], mean))
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
-        """Return what the original collection returns of these features."""
+        """Return what the original collection returns for these features."""
         if features.variable_stride_per_key():
             raise PlanMismatchError("split tables take batches of one size for all features")
         taken, chosen = self._remap(features)
@@ -195,7 +195,7 @@ class SplitCollection(nn.Module):
         return self._unpooled(outputs, chosen)
 
     def _remap(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, list[_Chosen]]:
-        """The features that `placed_tables` reads; of each reading, what its parts read."""
+        """Return the features for `placed_tables`, and the lookups of each reading by part."""
         inputs = features.to_dict()
         columns: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
         chosen: list[_Chosen] = []
@@ -281,7 +281,7 @@ def _require_splittable(name: str, table: Any, weighted_mean: bool) -> None:
 
 
 def _part_config(config: Any, part: Part, pooled: bool) -> Any:
-    """Return the table's config for a part: initialized alike, and summed, whatever the pooling."""
+    """Return the table's config for a part: the same initialization, but always pooled by sum."""
     return replace(
         config,
         name=part.name,

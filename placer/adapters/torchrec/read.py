@@ -1,4 +1,4 @@
-"""From TorchRec's `ShardingPlan` to a plan, so that it can be shown, verified and compared."""
+"""Read TorchRec's `ShardingPlan` as a plan, which can be shown, verified and compared."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,12 +24,12 @@ LOOKUPS: dict[str, Lookup] = {
     "fused_uvm": "uva",
     "fused_uvm_caching": "cached",
 }
-"""How rows are read, by TorchRec's kernel. Its kernels for disks and inference are left out."""
+"""Lookup kind of each TorchRec kernel, except its kernels for drives and inference."""
 
 _MS = 1e-3
 
 DEFAULT_LOAD_FACTOR = 0.2
-"""The load factor of caches that name none (TorchRec's ``UVM_CACHING_RATIO``)."""
+"""Load factor of caches that do not name one (TorchRec's ``UVM_CACHING_RATIO``)."""
 
 
 def from_sharding_plan(
@@ -44,15 +44,15 @@ def from_sharding_plan(
 ) -> Plan:
     """Read TorchRec's `ShardingPlan` of a model as a plan.
 
-    The model, `module`, is not sharded yet. Tables that `split_tables` made become the hot and the
-    cold rows of one table again. The topology is placer's or TorchRec's, `batch_size` samples per
-    GPU and step. With a profile, the tables are the profile's, and shards have the buffers that
-    `roofline` counts. `optimizer` is that of tables whose module names none, `pooling_factors` the
-    mean lookups of a bag by feature, 1 by default, which TorchRec's modules do not know.
+    The model `module` must not be sharded yet. The parts that `split_tables` made become one table
+    again. The topology is placer's or TorchRec's. `batch_size` is in samples per GPU and step. With
+    a profile, its tables are used, and shards get the buffers that `roofline` counts. `optimizer`
+    applies to tables whose module names none. TorchRec's modules do not know the mean lookups per
+    bag: give them as `pooling_factors`, by feature; the default is 1.
 
     Raises PlanMismatchError if a table is missing, a kernel or sharding type has no counterpart, or
-    TorchRec would accept the plan and train it wrong: uneven row blocks, or blocks not in the order
-    of ranks. Raises BackendError if torchrec is not installed.
+    TorchRec would accept the plan but train the wrong rows: with uneven row blocks, or blocks out
+    of rank order. Raises BackendError if torchrec is not installed.
     """
     require_torchrec()
     from placer.adapters.torchrec.modules import tables_of
@@ -89,11 +89,11 @@ def from_sharding_plan(
 
 
 def topology_of(topology: Any) -> Topology:
-    """Return the machine of TorchRec's planner as our topology.
+    """Convert the topology of TorchRec's planner to placer's.
 
-    Rank r is ``gpu:r``. TorchRec takes host memory as a cap for each rank; ours is one for each
-    host, the sum of its ranks'. Where ranks compute on CPUs, each rank's memory is taken for its
-    GPU's, because it is the only tier that there is. Launches take no time, as in TorchRec.
+    Rank r becomes ``gpu:r``. TorchRec limits host memory for each rank; a host gets the sum over
+    its ranks. If ranks compute on CPUs, a rank's host memory becomes its GPU's memory, because
+    there is no other tier. Launches take no time, as in TorchRec.
     """
     local = topology.local_world_size
     on_cpu = topology.compute_device == "cpu"
@@ -159,7 +159,7 @@ def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:
             )
         )
     if sharding.sharding_type in ("row_wise", "table_row_wise", "grid_shard"):
-        sharding_of(machine, table, shards)  # TorchRec would take others, and train them wrong.
+        sharding_of(machine, table, shards)  # TorchRec accepts other blocks but trains wrong rows.
     return shards
 
 

@@ -1,14 +1,14 @@
-"""A plan's tables as TorchRec holds them: of one sharding type, one kernel, one cache load factor.
+"""Translate a plan's tables to TorchRec: one sharding type, kernel and cache load factor each.
 
-What a plan can say beyond that, TorchRec cannot hold: rows staged or pooled by the host, rows
-of one table in both tiers, strided row slices, uneven column slices or blocks, replicas of a part.
-Nor may what it would accept be passed on: it takes uneven row blocks, and blocks on other ranks
-than their number, without a word, and then trains other rows than it should.
+Plans can say more than TorchRec can hold: rows staged or pooled by the host, rows of one table in
+both tiers, strided row slices, uneven column slices or blocks, replicas of a part. Such plans are
+refused. So are uneven row blocks and blocks out of rank order: TorchRec accepts them silently and
+then trains the wrong rows.
 
-Where rows of a table are read in two ways, they are divided in two at one rank, and each side is a
-table by itself. Where only the order of rows is not that of ids, and the table is divided by rows,
-it is one table of rows in that order. Either way ids become ranks before the lookup. Tables that
-grow are row-wise, behind a multi-probe zero-collision hash (MPZCH).
+A table whose rows are read in two ways becomes two tables, divided at one row rank. A table that is
+divided by rows in another order than by id becomes one table with its rows in that order. In both
+cases ids become row ranks before the lookup. Tables that grow are row-wise, behind a multi-probe
+zero-collision hash (MPZCH).
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -34,11 +34,11 @@ KERNELS: dict[str, Kernel] = {
     "uva": "fused_uvm",
     "cached": "fused_uvm_caching",
 }
-"""TorchRec's kernel for each way to read rows that it has; replicas are ``dense``."""
+"""TorchRec's kernel for each lookup kind that TorchRec supports. Replicas use ``dense``."""
 
 
 class Block(NamedTuple):
-    """A part of a table on one rank: its size, its first row and column."""
+    """A part of a table on one rank: its size, first row and first column."""
 
     rows: int
     width: int
@@ -53,23 +53,23 @@ class Sharding:
 
     kind: ShardingType  # Its sharding type.
     kernel: Kernel  # Its compute kernel.
-    # In TorchRec's order: of a grid, the row blocks of one column slice after the other. Row-wise
-    # ones may be empty.
+    # In TorchRec's order. A grid lists all row blocks of its first column slice, then those of its
+    # second, and so on. Row-wise blocks may be empty.
     blocks: tuple[Block, ...]
-    # Rows of the caches over rows of the table, for ``fused_uvm_caching``.
+    # Cached rows / rows of the table, for ``fused_uvm_caching``.
     load_factor: float | None = None
 
 
 def even_blocks(rows: int, ways: int) -> list[tuple[int, int]]:
-    """Return TorchRec's row blocks of ceil(rows / ways) as (start, stop); the last may be empty."""
+    """Return TorchRec's blocks of ceil(rows / ways) rows as (start, stop). Some may be empty."""
     size = -(-rows // ways)
     return [(min(rows, size * way), min(rows, size * (way + 1))) for way in range(ways)]
 
 
 def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sharding:
-    """Return the shards of `table` as TorchRec would name them.
+    """Return TorchRec's sharding of a table that a plan divides into `shards`.
 
-    Raises PlanMismatchError if TorchRec has no such placement; the message says why.
+    Raises PlanMismatchError if TorchRec has no such placement. The message says why.
     """
 
     def refuse(reason: str) -> PlanMismatchError:
@@ -107,7 +107,7 @@ def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sh
 
 
 def _require_known(table: Table, shard: Shard, gpus: Set[str], refuse: _Refuse) -> None:
-    """Raise unless TorchRec has such a shard: its lookup, contiguous rows, replicas of all."""
+    """Raise unless TorchRec supports the shard's lookup, row slice and replicas."""
     if shard.lookup not in KERNELS:
         raise refuse(f"its rows are read by lookup {shard.lookup!r}; use device, uva or cached")
     if shard.rows[2] != 1 and shard.row_count > 1:
@@ -177,7 +177,7 @@ def _blocks(
 
 
 def _row_blocks(table: Table, first: Block, ranks: list[int]) -> list[Block]:
-    """Return TorchRec's blocks of the columns of `first` on these ranks."""
+    """Divide the rows of the column slice that `first` begins, as TorchRec does over `ranks`."""
     return [
         first._replace(rows=stop - start, first_row=start, rank=rank)
         for (start, stop), rank in zip(even_blocks(table.rows, len(ranks)), ranks, strict=True)
@@ -185,17 +185,17 @@ def _row_blocks(table: Table, first: Block, ranks: list[int]) -> list[Block]:
 
 
 Staged = Literal["uva", "cached"]
-"""How TorchRec reads the rows that a plan stages."""
+"""How TorchRec reads rows that a plan stages: in place or through a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A table of TorchRec's that holds the ranks `start`..`stop` of a plan's table."""
+    """A TorchRec table that holds the row ranks `start`..`stop` of a plan's table."""
 
-    # The table's own name, where it is whole and its rows are in the order of ids; else that name
-    # with ``__hot``, ``__cold`` or ``__ranked`` behind it.
+    # The name of the plan's table if this part is all of it, in id order. Otherwise that name
+    # followed by ``__hot``, ``__cold`` or ``__ranked``.
     name: str
-    table: Table  # As TorchRec has it: of `stop` − `start` rows.
+    table: Table  # TorchRec's table of `stop` − `start` rows.
     source: str  # Name of the plan's table.
     start: int
     stop: int
@@ -203,16 +203,16 @@ class Part:
 
     @property
     def remapped(self) -> bool:
-        """Whether ids must become ranks before this table is read."""
+        """Whether ids must become row ranks before lookups in this table."""
         return self.name != self.source
 
 
 def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tuple[Part, ...]:
     """Return the tables that TorchRec needs for a table of a plan.
 
-    Rows that the plan stages, which TorchRec cannot do, are read in place or through a cache of the
-    plan's staging rows, as `staged_as` says. Raises PlanMismatchError, which names the table and
-    says why, if TorchRec has no such placement.
+    TorchRec cannot stage rows. `staged_as` says whether it reads staged rows in place (``uva``) or
+    through a cache as large as the plan's staging buffer (``cached``). Raises PlanMismatchError if
+    TorchRec has no such placement. The message names the table and says why.
     """
     shards = tuple(_readable(shard, staged_as) for shard in plan.shards_by_table[table.name])
     if not shards:
@@ -241,7 +241,7 @@ def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tu
 
 
 def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
-    """Return a shard whose staged rows are read as the user said."""
+    """Return the shard with its staged rows read as the user said."""
     if shard.lookup != "staged" or staged_as is None or not shard.row_count:
         return shard
     lookup: Lookup = staged_as
@@ -250,10 +250,10 @@ def _readable(shard: Shard, staged_as: Staged | None) -> Shard:
 
 
 def _sides(plan: Plan, table: Table, shards: Sequence[Shard]) -> tuple[Part, ...]:
-    """Return the hot and the cold rows of a table that TorchRec can have as two; none if it cannot.
+    """Return a table's hot and cold rows as two TorchRec tables, or nothing if that is impossible.
 
-    The two are read or replicated in different ways: two tables are for that, and not for row
-    blocks of other sizes than TorchRec's.
+    Only divide a table whose hot and cold rows are read or replicated in different ways. Two tables
+    are no way around TorchRec's sizes of row blocks.
     """
     for edge in sorted({start for shard in shards if (start := shard.rows[0])}):
         hot = {(s.lookup, len(s.devices) > 1) for s in shards if s.rows[0] < edge}
@@ -271,7 +271,7 @@ def _sides(plan: Plan, table: Table, shards: Sequence[Shard]) -> tuple[Part, ...
 def _part(
     plan: Plan, table: Table, shards: Sequence[Shard], start: int, stop: int, suffix: str
 ) -> Part:
-    """Return the part of a table with the ranks `start`..`stop`."""
+    """Return the part of a table with the row ranks `start`..`stop`."""
     name = f"{table.name}__{suffix}"
     own = replace(table, name=name, rows=stop - start)
     moved = [
@@ -284,9 +284,9 @@ def _part(
 
 
 def with_fixed_rows(plan: Plan) -> Plan:
-    """Return the plan with tables that grow as fixed ones, in row blocks as TorchRec has them.
+    """Return the plan with its growing tables made fixed, in TorchRec's even row blocks.
 
-    They get as many rows on each GPU, up to one more than the plan has there.
+    Every GPU gets equally many rows of such a table: at most one more than in the plan.
     """
     if not plan.growing:
         return plan
@@ -305,10 +305,11 @@ def with_fixed_rows(plan: Plan) -> Plan:
 
 
 def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Shard]:
-    """Return the shards of a table that grows, one a GPU, all as many rows or one less.
+    """Return the shards of a growing table, one for each GPU, which differ by at most one row.
 
-    Raises PlanMismatchError if it has others, or grows in another way than `has` says, which the
-    `trainer` has alone. No row is of one id for good, so that any slices of so many rows are alike.
+    `has` names properties of `plan.growing[table]` and the only values that `trainer` supports.
+    Raises PlanMismatchError if the table has other values or other shards. Rows of a growing table
+    have no fixed ids, so all slices of equally many rows are alike.
     """
     how, gpus = plan.growing[table], [gpu.id for gpu in plan.topology.gpus]
     for name, value in has.items():

@@ -1,4 +1,4 @@
-"""Models whose tables TorchRec has to hold in parts, and checkpoints of the whole tables."""
+"""Split tables of a model into parts that TorchRec can hold, and save them as whole tables."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,16 +24,14 @@ _KEY = re.compile(
 
 
 def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) -> Any:
-    """Return the model with those tables split that the plan has in parts, for `to_sharding_plan`.
+    """Split the model's tables that the plan needs in parts, and return the model.
 
-    An embedding collection with such a table becomes a `SplitCollection`, which takes ids and
-    returns rows as before and holds ``C3__hot`` and ``C3__cold`` for ``C3``, or ``C3__ranked``
-    where the rows of one table are divided in the order of a profile. Weights are copied, unless
-    they are on the meta device. Optimizers are applied afterwards.
-
-    The model is not sharded yet. Its embedding collections are replaced in place, all other modules
-    are left alone; only a model that is an embedding collection itself is not what is returned.
-    `staged_as` is as in `to_sharding_plan`.
+    Call it before `to_sharding_plan`, before the model is sharded, and before optimizers are
+    applied. An embedding collection with such a table is replaced in place by a `SplitCollection`,
+    which takes ids and returns rows as before. It holds ``C3__hot`` and ``C3__cold`` for ``C3``, or
+    ``C3__ranked`` if the rows are divided in the order of a profile. Weights are copied, unless
+    they are on the meta device. If the model itself is an embedding collection, the returned
+    collection replaces it. `staged_as` is as in `to_sharding_plan`.
 
     Raises PlanMismatchError if TorchRec has no such placement, or a table cannot be split.
     Raises BackendError if torchrec is not installed.
@@ -53,7 +51,7 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
                 f"table {own.name!r} is {own.rows} × {own.dim} in the plan but "
                 f"{config.num_embeddings} × {config.embedding_dim} in the model"
             )
-    # All are made before the first is installed, so that an error leaves the model as it was.
+    # Make all collections before installing one, so an error leaves the model unchanged.
     made = []
     for path, collection in collections_of(module):
         here = [name for name in split if tables[name].path == path]
@@ -78,11 +76,11 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
 def managed_collisions(
     options: Mapping[str, Mapping[str, Any]], configs: Sequence[Any], device: Any
 ) -> Any:
-    """Return TorchRec's `ManagedCollisionCollection` of tables that grow.
+    """Return TorchRec's `ManagedCollisionCollection` for tables that grow.
 
-    The options, by table, are ``managed_collisions`` of `document`, or of the file of
-    `placer export --to torchrec`. The configs, `EmbeddingBagConfig` or `EmbeddingConfig`, are of
-    the same tables, with as many ``num_embeddings`` as the options have ``zch_size``.
+    `options` is ``managed_collisions`` of `document`, or of the file that
+    `placer export --to torchrec` writes. `configs` has the `EmbeddingBagConfig` or
+    `EmbeddingConfig` of each of these tables, with ``num_embeddings`` equal to its ``zch_size``.
 
     Raises BackendError if torchrec is not installed.
     """
@@ -108,11 +106,11 @@ def managed_collisions(
 
 
 def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
-    """Return a state as the model before `split_tables` has it: whole tables, rows in id order.
+    """Return the state that the unsplit model would have: whole tables, rows in id order.
 
-    `state_dict` is that of the split model, `module`, sharded by TorchRec or not. Collective where
-    values are sharded: all ranks call it, and rank 0 gets the tables, which have to fit its host's
-    memory; the others get an empty dict. Raises CheckpointError if a part of a table is missing.
+    `state_dict` is the state of the split model `module`. If TorchRec has sharded the model, all
+    ranks must call this. Rank 0 gets the tables, which must fit in its host's memory. Other ranks
+    get an empty dict. Raises CheckpointError if a part of a table is missing.
     """
     whole = {key: _whole(value) for key, value in state_dict.items()}
     if any(value is None for value in whole.values()):
@@ -129,20 +127,20 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, Te
 
 
 def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
-    """Return the state of the model before `split_tables`, as the split one has it.
+    """Return the state for a split model, from the state of the unsplit model.
 
-    `state_dict` is of whole tables, rows in id order; `module` the split model, sharded or not.
+    `state_dict` has whole tables, rows in id order. The split model `module` may be sharded.
     """
     return _values_of(module.state_dict(), state_dict, module)
 
 
 def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
-    """Fill a model from the state of the one before `split_tables`, each rank its own shards.
+    """Load the state of the unsplit model; each rank loads its own shards.
 
-    The model may be split or not, sharded by TorchRec or not. TorchRec draws the weights of tables
-    that it shards again, so this also copies those of the model that it was called with. The state
-    is of whole tables, rows in id order; all of it, on every rank. Raises CheckpointError if
-    something is missing, or of another shape.
+    The model may be split or not, sharded by TorchRec or not. Every rank passes the whole state:
+    whole tables, rows in id order. TorchRec initializes weights again when it shards a model, so
+    use this also to give a sharded model its earlier weights. Raises CheckpointError if a value is
+    missing or has another shape.
     """
     _load(module.state_dict(), state_dict, module)
 
@@ -152,9 +150,9 @@ def merge_optimizer_state_dict(
 ) -> dict[str, dict[str, dict[str, Tensor]]]:
     """Return the state of TorchRec's fused optimizers for whole tables, rows in id order.
 
-    `state_dict` is ``model.fused_optimizer.state_dict()``; what is returned has the same form,
-    ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``. Collective, and for rank 0 alone,
-    like `merge_state_dict`.
+    `state_dict` is ``model.fused_optimizer.state_dict()``. The returned state has the same form,
+    ``{"state": {key of a weight: {"C3.momentum1": tensor}}}``. As with `merge_state_dict`, all
+    ranks must call this and only rank 0 gets the state.
     """
     merged: dict[str, dict[str, dict[str, Tensor]]] = {"state": {}}
     state = _gathered(_flat(state_dict))
@@ -166,10 +164,10 @@ def merge_optimizer_state_dict(
 
 
 def load_optimizer_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
-    """Fill the fused optimizers of a sharded model from the state for whole tables.
+    """Load the state of `merge_optimizer_state_dict` into a sharded model's fused optimizers.
 
-    The state is that of `merge_optimizer_state_dict`; all of it, on every rank. Raises
-    CheckpointError if something is missing, or of another shape.
+    Every rank passes the whole state. Raises CheckpointError if a value is missing or has another
+    shape.
     """
     _load(_flat(module.fused_optimizer.state_dict()), _flat(state_dict), module)
 
@@ -183,7 +181,7 @@ class Split(NamedTuple):
 
 
 def split_tables_of(module: Any) -> dict[str, Split]:
-    """Return the tables that a model was split into, by name."""
+    """Return the parts that a model's tables were split into, by the name of the part."""
     from placer.adapters.torchrec.modules import SplitCollection
 
     return {
@@ -196,7 +194,7 @@ def split_tables_of(module: Any) -> dict[str, Split]:
 
 
 def _whole_key(key: str, split: Mapping[str, Split]) -> tuple[str, Split | None]:
-    """Return a value's key in the model before `split_tables`, and its part of the table."""
+    """Return a value's key in the unsplit model, and its part of a split table, if any."""
     match = _KEY.fullmatch(key)
     if match is None:
         return key, None
@@ -206,7 +204,7 @@ def _whole_key(key: str, split: Mapping[str, Split]) -> tuple[str, Split | None]
 
 
 def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state of optimizers with keys as weights have them: ``….C3.momentum1``."""
+    """Return optimizer state by keys like those of weights: ``….C3.momentum1``."""
     return {
         f"{key}.{name.removeprefix(key.split('.')[-2] + '.')}": value
         for key, slots in state_dict["state"].items()
@@ -215,7 +213,7 @@ def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
-    """Return values by the split model's keys, from the state before `split_tables`."""
+    """Return values by the split model's keys, from the unsplit model's state."""
     split, values = split_tables_of(module), {}
     for key in keys:
         name, own = _whole_key(key, split)
@@ -228,7 +226,7 @@ def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> di
 
 
 def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> None:
-    """Copy whole tensors into what this rank has of them."""
+    """Copy this rank's shards out of whole tensors into `targets`."""
     with torch.no_grad():
         for key, value in _values_of(targets, state, module).items():
             target = targets[key]
@@ -242,13 +240,13 @@ def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> 
 
 
 def _ids(part: Part, own: Split, device: torch.device) -> Tensor:
-    """Return the ids of a part's rows, in its order, int64, shape (rows of the part,)."""
+    """Return the ids of a part's rows in the part's order, int64, shape (rows of the part,)."""
     ids = own.ranks.ids(np.arange(part.start, part.stop, dtype=np.int64))
     return torch.from_numpy(ids).to(device)
 
 
 def _joined(key: str, own: Split, state: Mapping[str, Any]) -> Tensor:
-    """Return a whole table from its parts, one of which has this key."""
+    """Join the parts of a table; `key` is the key of one part."""
     like: Tensor = state[key]
     table = like.new_empty((max(part.stop for part in own.parts), *like.shape[1:]))
     for part in own.parts:
@@ -260,14 +258,14 @@ def _joined(key: str, own: Split, state: Mapping[str, Any]) -> Tensor:
 
 
 def _span(tensor: Tensor, offsets: Iterable[int]) -> tuple[slice, ...]:
-    """Return where a shard with these offsets is in the whole tensor."""
+    """Return the slices of the whole tensor that a shard with these offsets covers."""
     return tuple(
         slice(first, first + size) for first, size in zip(offsets, tensor.shape, strict=True)
     )
 
 
 def _whole(value: Any) -> Any:
-    """Return a tensor with all its shards, on rank 0; None on other ranks."""
+    """Gather a sharded tensor: whole on rank 0, None on other ranks."""
     if isinstance(value, DTensor):
         return value.full_tensor().detach()
     if not isinstance(value, ShardedTensor):
@@ -282,9 +280,9 @@ def _whole(value: Any) -> Any:
 
 
 def _gathered(flat: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors of all ranks, whole, on rank 0; nothing on others.
+    """Gather the tensors of all ranks: whole tensors on rank 0, an empty dict on other ranks.
 
-    A rank has no entry for a table of which it has no shard, so each sends what it has.
+    A rank without a shard of a table has no entry for it, so each rank sends the entries it has.
     """
     mine = [
         (key, tuple(value.shape), offsets, tensor.cpu())

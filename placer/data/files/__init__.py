@@ -1,1 +1,1 @@
-"""The files of a log: found, opened, and known again, on this machine or on a remote store."""
+"""Find, open and identify the files of a log, on this machine or on a remote store."""

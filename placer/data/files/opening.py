@@ -1,8 +1,8 @@
-"""Opens the files of a log, wherever they are, unpacks them, and tells whether they are as before.
+"""Open the files of a log on any store, unpack them, and detect changed files.
 
-All streams of a compressed file are read, to its last byte. Arrow's reader of bz2 and zstd and
-Python's of gzip refuse bytes that are no stream behind one that is; Python's reader of xz ends a
-file there without a word, and so is not used.
+All streams of a compressed file are read, to its last byte. Arrow's readers of bz2 and zstd and
+Python's reader of gzip refuse other bytes after a stream. Python's reader of xz silently ends
+there, so it is not used.
 """
 
 import gzip
@@ -35,13 +35,13 @@ T = TypeVar("T")
 _PACKED_BYTES, _PART_BYTES = 1 << 17, 1 << 21
 _FAILURES = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
 _MAGIC = {b"\x1f\x8b\x08": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst"}
-"""How compressed files begin."""
+"""The first bytes of compressed files."""
 _SAMPLES = 16
 _SAMPLE_BYTES = 1 << 16
 
 
 def suffixes(file: str) -> tuple[str, str]:
-    """Return the suffix of a file's format, and that of its compression, in lower case.
+    """Return the suffixes of a file's format and of its compression, in lower case.
 
     >>> suffixes("s3://logs/day_0.CSV.gz?region=eu-west-1"), suffixes("day_0")
     (('.csv', '.gz'), ('', ''))
@@ -54,7 +54,7 @@ def suffixes(file: str) -> tuple[str, str]:
 
 
 def open_file(file: str) -> Any:
-    """A file as it is, open for reading at any place; raises DataError if it cannot be opened."""
+    """Open a seekable file without unpacking; raises DataError if it cannot be opened."""
     try:
         if scheme_of(file) == "file":
             return Path(local_path(file)).open("rb")
@@ -66,7 +66,7 @@ def open_file(file: str) -> Any:
 
 
 def open_unpacked(file: str) -> IO[bytes]:
-    """A file's content from its start, unpacked where its suffix or its first bytes say so."""
+    """Open a file, unpacked if its suffix or its first bytes say that it is compressed."""
     stream = open_file(file)
     packed = suffixes(file)[1]
     if not packed:  # Hadoop's parts are called part-00000, compressed or not.
@@ -77,20 +77,20 @@ def open_unpacked(file: str) -> IO[bytes]:
 
 
 def guarded(read: Callable[[], T], file: str) -> T:
-    """Return what `read` gives; a DataError that names the file if it cannot be read."""
+    """Return what `read` returns. Raises a DataError that names the file if reading fails."""
     fix = "; is it cut short, or not what its suffix says?"
     with reported(f"cannot read {shown(file)}", (OSError, pa.ArrowException), fix):
         return read()
 
 
 def head(file: str, most_bytes: int) -> bytes:
-    """The first bytes of a file's unpacked content; raises DataError if it cannot be read."""
+    """Return the first bytes of a file, unpacked. Raises DataError if reading fails."""
     with open_unpacked(file) as stream:
         return read_up_to(stream, most_bytes, file)
 
 
 def read_up_to(stream: IO[bytes], most_bytes: int, file: str) -> bytes:
-    """Return so many of a file's next bytes, fewer at its end alone."""
+    """Return a file's next `most_bytes` bytes, or fewer at its end."""
     parts: list[bytes] = []
     while part := guarded(lambda: stream.read(most_bytes - sum(map(len, parts))), file):
         parts.append(part)
@@ -98,7 +98,7 @@ def read_up_to(stream: IO[bytes], most_bytes: int, file: str) -> bytes:
 
 
 class _XzStreams:
-    """The streams of an xz file, with zeros in multiples of four between and behind them."""
+    """The streams of an xz file. After each, there may be zeros: a multiple of four."""
 
     def __init__(self, packed: Any) -> None:
         self._parts, self._part = _xz_parts(packed), b""
@@ -114,8 +114,8 @@ class _XzStreams:
 
 
 def _xz_parts(packed: Any) -> Generator[bytes]:
-    """Yield what the streams of an xz file hold; no part is empty."""
-    # The format before it, which has but one stream a file, has no mark that tells it.
+    """Yield the unpacked content of an xz file, in parts that are not empty."""
+    # The older LZMA format has one stream a file and no magic number: let the library decide.
     format, data = lzma.FORMAT_AUTO, packed.read(_PACKED_BYTES)
     while data:
         stream = lzma.LZMADecompressor(format)
@@ -145,7 +145,7 @@ COMPRESSIONS = tuple(_STREAMS)
 
 
 class Unpacked(io.RawIOBase):
-    """The content of a compressed file of one or several streams, which stands at its start.
+    """The unpacked content of a compressed file with one or more streams.
 
     >>> import bz2
     >>> both = bz2.compress(b"1,2\\n") + bz2.compress(b"3,4\\n")
@@ -164,13 +164,13 @@ class Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, free: Any) -> int:
-        """Fill a buffer; how many bytes there were, 0 at the file's end.
+        """Fill a buffer and return the number of bytes, 0 at the file's end.
 
-        Raises OSError if a stream is cut short or damaged, or something else is behind one; the
-        message names a byte that was read by then.
+        Raises OSError if a stream is cut short or damaged, or is followed by other bytes. The
+        message names the number of bytes read so far.
         """
         if not len(free):
-            return 0  # A decompressor that may give nothing calls that an error.
+            return 0  # A decompressor takes an empty buffer for an error.
         try:
             return int(self._stream.readinto(free))
         except _FAILURES as error:
@@ -186,16 +186,16 @@ class Unpacked(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """A file of a log, by its size and some of its bytes."""
+    """Identity of a log's file: its size and a hash of some of its bytes."""
 
-    name: str  # Without its folder, which may change.
+    name: str  # Without the folder, which may change.
     size_bytes: int
-    # Of 16 blocks of 64 KiB, from its first byte to its last: logs are too large to read whole.
+    # Hash of 16 blocks of 64 KiB, spread over the file: logs are too large to read whole.
     sha256: str
 
 
 def identify(files: Sequence[str]) -> tuple[FileIdentity, ...]:
-    """Return what a log's files are known by; raises DataError if one cannot be read."""
+    """Return the identities of a log's files. Raises DataError if a file cannot be read."""
     return tuple(map(_identity, files))
 
 
@@ -215,11 +215,11 @@ def _identity(name: str) -> FileIdentity:
 
 
 FileState = tuple[int, int, int]
-"""Number, size and time of change of a file."""
+"""A file's inode number, size in bytes and time of change in nanoseconds."""
 
 
 def states(files: Sequence[str]) -> dict[str, FileState]:
-    """Return what changes when a file is replaced or written; pipes have none."""
+    """Return the state of each file, which changes when it is replaced or written; not of pipes."""
     found = {}
     remote: dict[str, tuple[Any, list[tuple[str, str]]]] = {}
     for file in files:
@@ -231,7 +231,7 @@ def states(files: Sequence[str]) -> dict[str, FileState]:
         try:
             status = Path(local_path(file)).stat()
         except OSError:
-            continue  # Whoever reads it says so.
+            continue  # Reading the file reports the error.
         if S_ISREG(status.st_mode):
             found[file] = (status.st_ino, status.st_size, status.st_mtime_ns)
     for system, held in remote.values():
@@ -240,7 +240,7 @@ def states(files: Sequence[str]) -> dict[str, FileState]:
 
 
 def _remote_states(system: Any, held: Sequence[tuple[str, str]]) -> dict[str, FileState]:
-    """Size and time of change, which a store may not know, of a store's files."""
+    """Return size and time of change of a store's files; 0 if the store does not know them."""
     with reported(f"cannot reach {shown(held[0][0])}", (OSError,)):
         infos = system.get_file_info([path for _, path in held])
     return {
@@ -251,7 +251,7 @@ def _remote_states(system: Any, held: Sequence[tuple[str, str]]) -> dict[str, Fi
 
 
 def check_unchanged(before: Mapping[str, FileState]) -> None:
-    """Check that files are as they were: a log is read twice or more."""
+    """Raise DataError if a file has changed: a log is read more than once."""
     now = states(list(before))
     for file, state in before.items():
         if now.get(file) != state:

@@ -1,8 +1,8 @@
-"""Results on stores: written on this machine and then sent whole, read as copies of them.
+"""Plans and profiles on remote stores: read through copies on this machine, sent when complete.
 
-An object of a store appears whole. Of a result that takes several, those that others name go
-first and the one that names them (``plan.json``, ``profile.json``) goes last, so that readers find
-the old result or the new one; only then is removed what the old one alone named.
+A store shows an object only when it is complete. A result may take several objects. The object that
+names the others (``plan.json``, ``profile.json``) is sent last, so readers find the old result or
+the new one. Then objects that only the old result named are removed.
 """
 
 import re
@@ -21,17 +21,17 @@ _PART = re.compile(
     r"(counts|vocabulary)-[0-9a-f]{16}\.(safetensors|parquet)"
     r"|[^/\\]+\.rows-[0-9a-f]{12}\.safetensors"
 )
-"""Names of the files that profiles and plans name."""
+"""Matches names of the files that profiles and plans refer to."""
 _TRIES = 5
 _OBJECT_STORES = ("s3", "gs", "gcs", "abfs", "abfss", "memory")
-"""They have no folders to make."""
+"""Stores without folders."""
 _FAILURES = (OSError, ValueError, NotImplementedError, pa.ArrowException)
 
 
 class Staging:
-    """Copies of results of stores, for as long as a block runs; at its end results are sent.
+    """A context with local copies of results on stores. At its end, new results are sent.
 
-    Nothing is sent if the block fails.
+    Nothing is sent if the block raises an error.
 
     >>> with Staging() as staging:
     ...     _ = staging.output("memory://bucket/plan.json").write_text("{}")
@@ -59,11 +59,11 @@ class Staging:
             self.close()
 
     def close(self) -> None:
-        """Remove the copies."""
+        """Remove the local copies."""
         self._folder.cleanup()
 
     def input(self, uri: str) -> Path:
-        """Return a copy of a profile's folder, or of a file with those that it names."""
+        """Return a local copy of a profile's folder, or of a file and the files that it names."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         place = self._place(uri)
@@ -71,7 +71,7 @@ class Staging:
             return _copy(uri, place)
 
     def output(self, uri: str) -> Path:
-        """Return where to write what is sent to a store at the end."""
+        """Return the local path to write a result to, which is sent to a store at the end."""
         if scheme_of(uri) == "file":
             return Path(local_path(uri))
         system, path = store_of(uri)
@@ -100,7 +100,7 @@ class Staging:
 
 
 def _kind(system: Any, path: str) -> Any:
-    """Return whether a path is a file or a folder; None where there is nothing."""
+    """Return the type of a path, file or folder; None if nothing is there."""
     from pyarrow import fs
 
     kind = system.get_file_info(path).type
@@ -127,7 +127,7 @@ def _copy(uri: str, place: StagedPath) -> StagedPath:
             try:
                 fs.copy_files(f"{_above(file)}{name}", str(copy.with_name(name)), system)
             except FileNotFoundError as error:
-                missing = error  # It was replaced, or the reader says what is missing.
+                missing = error  # The result was replaced; otherwise the reader reports the file.
         before, content = content, _read(system, file, uri)
         if content == before:
             return place
@@ -149,14 +149,14 @@ def _read(system: Any, file: str, uri: str) -> bytes:
 
 
 def _parts(content: bytes) -> list[str]:
-    """Return names of the parts that a plan or a profile names."""
+    """Return the files that the JSON of a plan or a profile names."""
     texts = re.findall(rb'"((?:[^"\\]|\\.)*)"', content)
     names = (text.decode("utf-8", "replace") for text in texts)
     return list(dict.fromkeys(name for name in names if _PART.fullmatch(name)))
 
 
 def _send(place: StagedPath) -> None:
-    """Send a result and all beside it, what names others last."""
+    """Send a result and all files beside it. Send the file that names the others last."""
     from pyarrow import fs
 
     if not place.exists():
@@ -168,7 +168,7 @@ def _send(place: StagedPath) -> None:
     with reported(f"cannot write {shown(place.uri)}", _FAILURES, kind=PlacerError):
         before = _parts(_read(system, naming, place.uri)) if _kind(system, naming) else []
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
-        # Of a folder of shards, too, JSON names the other files.
+        # In folders of shards, too, JSON files name the others.
         files.sort(key=lambda file: (file.name == place.name, file.suffix == ".json", str(file)))
         for file in files:
             target = f"{above}{file.as_posix()}"

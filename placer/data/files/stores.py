@@ -1,8 +1,8 @@
-"""Which files a user means and where they are: on this machine, or on a store that a URI names.
+"""Find the files that paths and URIs stand for, on this machine or on a remote store.
 
-Arrow's own file systems read ``s3:``, ``gs:``, ``hdfs:`` and ``abfs:``; fsspec reads what Arrow
-does not, such as ``hf:``. Credentials are found as these libraries find them: environment,
-configuration files, roles. Nothing here asks for or keeps them.
+Arrow's file systems read ``s3:``, ``gs:``, ``hdfs:`` and ``abfs:``; fsspec reads other schemes,
+such as ``hf:``. These libraries find credentials in the environment, configuration files and roles.
+Nothing here asks for credentials or keeps them.
 """
 
 import atexit
@@ -32,16 +32,16 @@ STANDARD_INPUT = "-"
 _MAGIC = re.compile(r"[*?\[]")
 _PARTITION = re.compile(r"^([^=]+)=(.*)$")
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""How Hive writes a partition of missing values."""
+"""The value of a Hive partition of missing values."""
 
 METADATA = "_metadata"
-"""What Parquet calls a file that lists the others of a folder."""
+"""Name of a Parquet file that lists the other files of its folder."""
 
 AnyPath = str | os.PathLike[str]
 
 
 def is_uri(file: str) -> bool:
-    """Return whether a name is a URI, not a path of this machine.
+    """Return whether a name is a URI, instead of a path on this machine.
 
     >>> is_uri("s3://bucket/day_0.csv"), is_uri("day_0.csv"), is_uri("C:/day_0.csv")
     (True, False, False)
@@ -50,7 +50,7 @@ def is_uri(file: str) -> bool:
 
 
 class StagedPath(type(Path())):  # type: ignore[misc]  # What Path makes on this system.
-    """The copy on this machine of what a URI names; messages show the URI."""
+    """The local copy of a file on a store. In messages it is shown as the file's URI."""
 
     uri = ""
 
@@ -59,7 +59,7 @@ class StagedPath(type(Path())):  # type: ignore[misc]  # What Path makes on this
 
 
 def uri_of(path: object) -> str:
-    """Return the URI that a path is, or is a copy of, without credentials; else an empty text.
+    """Return a path's URI, or that of its original, without credentials; else "".
 
     >>> uri_of("s3://key:secret@bucket/plan.json"), uri_of("plan.json")
     ('s3://bucket/plan.json', '')
@@ -69,7 +69,7 @@ def uri_of(path: object) -> str:
 
 
 def shown(file: str) -> str:
-    """Return a file for messages and profiles: a URI without credentials and settings.
+    """Return a file's name for messages and profiles: a URI without credentials and settings.
 
     >>> shown("s3://key:secret@bucket/day_0.csv?endpoint_override=localhost:9000")
     's3://bucket/day_0.csv'
@@ -78,7 +78,7 @@ def shown(file: str) -> str:
         return file
     parts = urlsplit(file)
     host = parts.netloc
-    if parts.scheme not in ("abfs", "abfss"):  # There it is the container, and no secret.
+    if parts.scheme not in ("abfs", "abfss"):  # Here the part before @ is a container, no secret.
         host = host.rpartition("@")[2]
     return f"{parts.scheme}://{host}{unquote(parts.path)}"
 
@@ -110,17 +110,17 @@ def store_of(file: str) -> tuple[Any, str]:
 
 
 def local_path(file: str) -> str:
-    """Return the path of a file of this machine, which may be a ``file://`` URI."""
+    """Return the path of a local file, given as a path or a ``file://`` URI."""
     return unquote(urlsplit(file).path) if is_uri(file) else file
 
 
 def path_of(file: str) -> PurePosixPath:
-    """Return the path of a file, of which the last part is its name, wherever it is."""
+    """Return the path part of a path or URI, which ends in the file's name."""
     return PurePosixPath(urlsplit(file).path if is_uri(file) else file)
 
 
 def beside(file: str, name: str) -> str:
-    """Return the file that a path leads to from the folder of another, as `finding` spells it.
+    """Return the file `name`, a path relative to the folder of `file`, as `find` spells it.
 
     >>> beside("s3://bucket/log/_metadata?region=eu", "day=1/a b.parquet")
     's3://bucket/log/day=1/a%20b.parquet?region=eu'
@@ -157,7 +157,7 @@ def _fsspec_store(file: str) -> tuple[Any, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return the first line of an error's message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
@@ -168,7 +168,7 @@ def reported(
     fix: str = "",
     kind: type[PlacerError] = DataError,
 ) -> Iterator[None]:
-    """Make of what libraries raise within an error that says in one line what failed."""
+    """Turn errors that libraries raise in the block into one that says in a line what failed."""
     try:
         yield
     except errors as error:
@@ -178,14 +178,14 @@ def reported(
 def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) -> list[str]:
     """Return the files that paths stand for, in order.
 
-    A folder stands for the files in it and in its folders, ordered by name, numbers by value;
-    names that begin with a dot or an underscore are left out. A pattern (``*``, ``?``, ``[``,
-    ``**``) stands for what it matches, and ``-`` for standard input, which like every pipe is
-    copied into a temporary file first: a log is read more than once.
+    A folder stands for all files below it, ordered by name with numbers by value. Names that begin
+    with a dot or an underscore are left out. A pattern (``*``, ``?``, ``[``, ``**``) stands for the
+    paths that it matches, and ``-`` for standard input. Pipes are copied into a temporary file
+    first, because a log is read more than once.
 
-    Files called ``_metadata`` that folders hold are added to `metadata`.
+    Files called ``_metadata`` in folders are not returned but added to `metadata`.
 
-    Raises DataError if there is none, or a store cannot be reached.
+    Raises DataError if there is no file, or a store cannot be reached.
 
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for name in ("day=2/a.csv", "day=10/a.csv", "day=2/_SUCCESS"):
@@ -220,7 +220,7 @@ def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) 
 
 
 def partitions(file: str) -> dict[str, str | None]:
-    """Return values that the folders of a file name, as Hive writes them.
+    """Return the Hive partition values in the names of a file's folders.
 
     >>> partitions("log/day=3/country=__HIVE_DEFAULT_PARTITION__/part-0.parquet")
     {'day': '3', 'country': None}
@@ -231,7 +231,7 @@ def partitions(file: str) -> dict[str, str | None]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that orders names with numbers by these: day_2 before day_10."""
+    """Return a sort key that orders numbers in names by value: day_2 before day_10."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name)
     ]
@@ -248,7 +248,7 @@ def _local(path: str) -> list[str]:
     if S_ISDIR(mode):
         return _inside(path)
     if mode or not _MAGIC.search(path):
-        return [path]  # Whoever opens it says that it is not there.
+        return [path]  # Opening it reports that it is missing.
     files: list[str] = []
     for one in sorted(glob.glob(path, recursive=True), key=natural):  # noqa: PTH207
         files += _inside(one) if Path(one).is_dir() else [one]
@@ -298,7 +298,7 @@ def _remote(uri: str) -> list[str]:
     found = [one for one in found if not _is_hidden(one[len(folder) :].lstrip("/"))]
     if not found:
         raise DataError(f"{shown(uri)} has no file to read")
-    # A file's URI is the given one with more path: its settings stay.
+    # Extend the path of the given URI and keep its settings.
     parts = urlsplit(uri)
     given = unquote(parts.path).rstrip("/")
     above = path[: len(path) - len(given.lstrip("/"))]
@@ -309,7 +309,7 @@ def _remote(uri: str) -> list[str]:
 
 
 def _regex(pattern: str) -> str:
-    """A pattern of paths as a regular expression: ``*`` stays within a folder, ``**`` does not."""
+    """Return a path pattern as a regular expression. Only ``**`` matches across folders."""
     parts = re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", pattern)
     spelt = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(
@@ -319,7 +319,7 @@ def _regex(pattern: str) -> str:
 
 
 def _is_endless(stream: IO[bytes]) -> bool:
-    """Return whether it is a device other than a terminal or the one without content."""
+    """Return whether a stream is a device other than a terminal or the null device."""
     try:
         device = os.fstat(stream.fileno())
     except OSError:  # Not a file at all, but bytes in memory.
@@ -329,7 +329,7 @@ def _is_endless(stream: IO[bytes]) -> bool:
 
 
 def _copied(stream: IO[bytes], name: str) -> str:
-    """Return a temporary file, deleted when the process ends, with all that a pipe holds."""
+    """Copy a pipe into a temporary file, which is deleted when the process ends."""
     if _is_endless(stream):
         raise DataError(f"{shown(name)} is a device, not a log; name a file, a folder or a pipe")
     folder = tempfile.mkdtemp(prefix="placer-")

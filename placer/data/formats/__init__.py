@@ -1,1 +1,1 @@
-"""One file a format: how its files become raw samples."""
+"""File formats, one module each, that read raw samples."""

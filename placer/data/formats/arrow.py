@@ -1,4 +1,4 @@
-"""Arrow's own files (IPC files and streams, Feather): one column a feature, as in Parquet."""
+"""Arrow's files (IPC files and streams, Feather): a column for each feature, as in Parquet."""
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
@@ -23,13 +23,13 @@ from placer.errors import DataError
 _FILE = b"ARROW1"
 _FEATHER_1 = b"FEA1"
 _MARK_BYTES = 64
-"""Most bytes between the last record batch and the footer: a mark of 8 and what aligns it."""
+"""Most bytes between the last record batch and the footer: an 8-byte mark and padding."""
 
 
 class IpcSource(ColumnSource):
     """Arrow files of one schema, in order; see `ColumnSource`.
 
-    Memory is bounded by a record batch of the file.
+    It holds one record batch of a file in memory.
     """
 
     def _prepare(self) -> None:
@@ -75,11 +75,11 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
             batches = iter(reader)
         end = source.tell()
         for batch in batches:
-            # Arrow trusts lengths and offsets, and ends the process where they lie.
+            # Arrow trusts lengths and offsets, and crashes if they are wrong.
             batch.validate(full=True)
             yield plain(batch)
             end = source.tell()
-        # Arrow reads on without a word where a stream was cut between two batches.
+        # Arrow does not notice a stream that was cut between two batches.
         if not is_file and source.tell() == end:
             raise ValueError(
                 f"it ends at byte {end} without the mark that ends a stream; is it cut?"
@@ -92,9 +92,9 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
 
 
 def _check_blocks(source: Any) -> None:
-    """Check that the footer of a file is behind its last record batch.
+    """Raise ValueError unless a file's footer directly follows its last record batch.
 
-    Files that were joined end with the footer of the last, which Arrow would look for in the first.
+    Joined files end with the footer of the last file. Arrow would apply it to the first file.
     """
     footer_end = source.size() - len(_FILE) - 4
     source.seek(footer_end)
@@ -112,9 +112,9 @@ def _check_blocks(source: Any) -> None:
 
 
 def _block_ends(footer: bytes) -> list[int]:
-    """Return where the dictionaries and record batches end that a footer lists.
+    """Return ends of the dictionaries and record batches that a footer lists.
 
-    It is a table of FlatBuffers; its fields 2 and 3 list them, each in 24 bytes.
+    The footer is a FlatBuffers table. Its fields 2 and 3 list them, with 24 bytes each.
     """
     ends = []
     (table,) = unpack_from("<I", footer)
@@ -135,11 +135,11 @@ def _opened(file: str) -> Any:
     try:
         return pa.memory_map(local_path(file))
     except OSError:
-        return open_file(file)  # Which says what is wrong.
+        return open_file(file)  # It reports the error.
 
 
 def _reader(source: Any, names: Sequence[str] | None) -> Any:
-    """Return a reader of a file or a stream, by how it begins."""
+    """Return a reader of a file or a stream, by its first bytes."""
     start = source.read(len(_FILE))
     source.seek(0)
     if start[:4] == _FEATHER_1:

@@ -1,4 +1,4 @@
-"""What the formats that Arrow reads share: a source of columns, in record batches."""
+"""`ColumnSource`: the base of all formats that Arrow reads as record batches of columns."""
 
 import re
 from collections.abc import Generator, Mapping, Sequence
@@ -28,18 +28,18 @@ from placer.errors import DataError
 BATCH_ROWS = 16384
 SAMPLE_ROWS = 10_000
 UNREADABLE = (OSError, ValueError, KeyError, OverflowError, pa.ArrowException)
-"""What Arrow raises for a file of another format, or with names that are no UTF-8."""
+"""Errors that Arrow raises for files of another format or with names that are not UTF-8."""
 
 _WHOLE = re.compile("-?(?:0|[1-9][0-9]{0,17})")
 
 Batches = Generator[tuple[str, int, pa.RecordBatch]]
-"""Record batches, each with its file and the row of it at which the batch begins."""
+"""Record batches, each with its file and the number of its first row in the file."""
 
 
 class _Partitions:
-    """The columns of a log's files whose values the names of folders hold, as Hive writes them.
+    """Hive partitions: columns with values in the names of the files' folders.
 
-    A column holds integers if all its values are some, without zeros in front; else texts.
+    A column holds integers if all its values are integers without leading zeros; otherwise texts.
     """
 
     def __init__(self, files: Sequence[str], types: Mapping[str, IdType]) -> None:
@@ -53,7 +53,7 @@ class _Partitions:
             self._types[name] = pa.string() if text else pa.int64()
 
     def added_to(self, schema: pa.Schema) -> pa.Schema:
-        """Return a file's schema with the partition columns that the file itself has not."""
+        """Return a file's schema with the partition columns that the file lacks."""
         own = set(schema.names)
         for name, kind in self._types.items():
             if name not in own:
@@ -63,7 +63,7 @@ class _Partitions:
     def filled(
         self, batch: pa.RecordBatch | pa.Table, file: str, names: Sequence[str]
     ) -> pa.RecordBatch | pa.Table:
-        """Return a batch with the named columns that it lacks and the file's folders hold."""
+        """Return a batch with the named partition columns that it lacks."""
         own = set(batch.schema.names) if self._types else set()
         for name in names:
             if name in self._types and name not in own:
@@ -71,7 +71,7 @@ class _Partitions:
         return batch
 
     def of_file(self, names: Sequence[str], columns: Sequence[str]) -> list[str]:
-        """Return the named columns that are read from a file itself, given its columns."""
+        """Return the names to read from a file that has `columns`: without partition columns."""
         held = set(self._types).difference(columns)
         return [name for name in names if name not in held]
 
@@ -85,10 +85,10 @@ class _Partitions:
 
 
 class ColumnSource(Source):
-    """Files of one schema, in order, whose samples Arrow holds; formats inherit from it.
+    """Files of one schema, in order, that Arrow reads. Formats inherit from it.
 
-    What the `layout` leaves open is found from the first file, and columns that nobody names are
-    inferred (see `infer_columns`).
+    Fields that `layout` leaves open are found from the first file. Roles of columns that `named`
+    does not give are inferred (see `infer_columns`).
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class ColumnSource(Source):
         self._prepare()
 
     def _prepare(self) -> None:
-        """Find what the files hold, and choose the columns."""
+        """Look at the files, and choose the columns."""
 
     @cached_property
     def _partitions(self) -> _Partitions:
         return _Partitions(self.files, self._known.types)
 
     def _batches(self) -> Batches:
-        """Yield the log's record batches, where the format has such."""
+        """Yield the log's record batches, if the format has them."""
         raise NotImplementedError
 
     def spans(self) -> Generator[Span]:
@@ -114,7 +114,7 @@ class ColumnSource(Source):
         return self._spans_of(self._batches())
 
     def _spans_of(self, batches: Batches) -> Generator[Span]:
-        """Yield record batches as samples."""
+        """Yield record batches as spans of samples."""
 
         def read(file: str, row: int, batch: pa.RecordBatch, start: int, stop: int) -> RawBatch:
             part = batch.slice(start, min(stop - start, BATCH_ROWS))
@@ -125,13 +125,13 @@ class ColumnSource(Source):
                 yield Span(batch.num_rows, partial(read, file, row, batch))
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
-        """Return the samples of a batch, with what objects hold and the file's folders say."""
+        """Return the samples of a batch, with fields of objects and partition columns."""
         batch = unfolded(batch, self.columns.names)
         batch = self._partitions.filled(batch, place.file, self.columns.names)
         return raw_batch(batch, place, self.columns, self._named.missing)
 
     def _infer_from(self, schemas: Sequence[pa.Schema]) -> list[pa.Schema]:
-        """Choose the columns by the first file, which all have to have; return flat schemas."""
+        """Choose the columns by the first file, check all files, and return flat schemas."""
         whole = [flat(self._partitions.added_to(schema)) for schema in schemas]
         self._infer(whole[0], None if self._named.recorded else self._sample(whole[0]))
         for file, own in zip(self.files, whole, strict=True):
@@ -139,11 +139,11 @@ class ColumnSource(Source):
         return whole
 
     def _sample(self, schema: pa.Schema) -> pa.Table | None:
-        """Return the first samples, where files have a schema."""
+        """Return the first samples, if files have a schema."""
         raise NotImplementedError
 
     def _infer(self, schema: pa.Schema, sample: pa.Table | None, *, as_text: bool = False) -> None:
-        """Choose the columns of a schema, of which `sample` has some samples."""
+        """Choose the columns of a schema. `sample` has some samples of the log."""
         ignore = with_fields(self._named.ignore, schema.names)
         named = replace(self._named, ignore=ignore)
         self.columns = infer_columns(schema, named, sample=sample, layout=self._known)
@@ -151,7 +151,7 @@ class ColumnSource(Source):
         check_columns(self.files[0], schema, self.columns, ignore)
 
     def _further_columns(self, file: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
-        """Return a note of columns that the first file lacks, where nobody named columns."""
+        """Return a note on columns that the first file lacks, unless columns were named."""
         known = set(first)
         further = [name for name in names if name not in known]
         if not further or None not in (self._named.sparse, self._named.dense):
@@ -162,30 +162,30 @@ class ColumnSource(Source):
         ]
 
     def _sampled(self, batch: pa.RecordBatch | pa.Table, file: str, schema: pa.Schema) -> pa.Table:
-        """Return samples of a file, with the folders' columns added to a flat schema."""
+        """Return samples of a file with the columns of a flat schema, partitions included."""
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         table = unfolded(table, once(schema.names))
         return self._partitions.filled(table, file, schema.names).select(once(schema.names))
 
 
 def reading(file: str, format: str) -> AbstractContextManager[None]:
-    """What Arrow raises within becomes an error that names the file."""
+    """Return a context that turns Arrow's errors into a DataError that names the file."""
     return reported(f"cannot read {shown(file)} as {format}", UNREADABLE)
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema of the types that the readers know."""
+    """Return a schema with only types that the readers know."""
     return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
 
 
 def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch whose columns are of the types that the readers know."""
+    """Convert a batch to types that the readers know."""
     schema = plain_schema(batch.schema)
     return pa.RecordBatch.from_arrays([_plain(one) for one in batch.columns], schema=schema)
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return an array of a plain type; a missing list or object becomes an empty one."""
+    """Convert an array to a plain type. Missing lists and objects become empty ones."""
     kind = array.type
     if kind == _plain_type(kind):
         return array
@@ -194,13 +194,13 @@ def _plain(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.StructType):
         names = [field.name for field in kind]
         return pa.StructArray.from_arrays(list(map(_plain, array.flatten())), names)
-    if hasattr(array, "flatten"):  # Arrow casts lists' views wrongly where they are out of order.
+    if hasattr(array, "flatten"):  # Arrow casts list views wrongly if they are out of order.
         return pa.LargeListArray.from_arrays(list_offsets(array), _plain(array.flatten()))
     return array.cast(_plain_type(kind))
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return what extension types, such as Hugging Face's, and views, such as polars', hold."""
+    """Return the plain type of extension types (Hugging Face) and views (polars)."""
     if isinstance(kind, pa.BaseExtensionType):
         return _plain_type(kind.storage_type)
     if pa.types.is_string_view(kind):

@@ -1,7 +1,7 @@
-"""Columns of files: their types, those that have to be there, and fields within fields.
+"""Columns of files: check their presence and types, and turn nested fields into columns.
 
-Events are logged, and warehouses export them, as objects with fields: ``user.id`` of an object
-``user``, and ``items.id`` of a list of objects, which holds the ids of a bag.
+Event logs have objects with fields: column ``user.id`` is a field of the object ``user``, and
+``items.id``, a field of a list of objects, holds the ids of a bag.
 """
 
 from collections import Counter
@@ -23,14 +23,14 @@ ARROW_TYPES: Mapping[IdType, pa.DataType] = {
     "boolean": pa.bool_(),
 }
 MOST_LEVELS = 32
-"""Objects within objects that are looked into."""
+"""Levels of nested objects that become columns."""
 
 Path = tuple[str, ...]
 """A column, a field of it, a field of that, and so on."""
 
 
 def id_type(kind: pa.DataType) -> IdType:
-    """Return how ids of an Arrow type, or of lists of it, are read."""
+    """Return the type of ids for an Arrow type, or for lists of it."""
     if is_list(kind) or pa.types.is_dictionary(kind):
         return id_type(kind.value_type)
     if is_text(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind):
@@ -41,7 +41,7 @@ def id_type(kind: pa.DataType) -> IdType:
 
 
 def once(names: Sequence[str]) -> list[str]:
-    """Return the names that are there once; `check_column` says which of the others is needed.
+    """Return names that appear only once. `check_column` refuses a needed name that does not.
 
     >>> once(["a", "b", "a"])
     ['b']
@@ -51,7 +51,7 @@ def once(names: Sequence[str]) -> list[str]:
 
 
 def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
-    """Return the type of a column that must be there once; raises DataError if it is not."""
+    """Return a column's type. Raises DataError if it is missing or there more than once."""
     places = schema.get_all_field_indices(name)
     if len(places) != 1:
         count = "more than one" if places else "no"
@@ -60,7 +60,7 @@ def check_column(file: str, schema: pa.Schema, name: str) -> pa.DataType:
 
 
 def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
-    """Check that a file has the columns, of types that fit what they are read as."""
+    """Raise DataError unless a file has the columns, with types that they can be read as."""
     sparse = set(columns.sparse)
     for name in columns.names:
         kind = check_column(file, schema, name)
@@ -89,7 +89,7 @@ def check_schema(file: str, schema: pa.Schema, columns: Columns) -> None:
 def check_columns(
     file: str, schema: pa.Schema, columns: Columns, ignore: Sequence[str] = ()
 ) -> None:
-    """Check that a log has the columns, of types that fit, and one to count."""
+    """Raise DataError unless a log has the columns, fitting types, and a categorical column."""
     for column in ignore:
         check_column(file, schema, column)
     check_schema(file, schema, columns)
@@ -101,9 +101,9 @@ def check_columns(
 
 
 def written_as_text(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a text file as ids could be read from them.
+    """Return a text file's schema with texts for all values, so that any column may be ids.
 
-    Each is text, whatever Arrow took it for; what does not fit is refused where it is read.
+    Arrow's types are guesses. Values that do not fit are refused when they are read.
     """
 
     def readable(field: pa.Field) -> pa.Field:
@@ -124,10 +124,10 @@ def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def flat(schema: pa.Schema) -> pa.Schema:
-    """Return a schema with a column for each field of its objects, in their place.
+    """Return a schema with each object replaced by columns for its fields.
 
-    An object with a field that is called like another column is left as it is, and so is what is
-    nested deeper than `MOST_LEVELS`.
+    An object stays if a field would have the name of another column. Fields nested deeper than
+    `MOST_LEVELS` stay, too.
 
     >>> user = pa.struct([("id", pa.int64()), ("geo", pa.string())])
     >>> flat(pa.schema([("user", user), ("items", pa.list_(user))])).names
@@ -140,13 +140,13 @@ def flat(schema: pa.Schema) -> pa.Schema:
 
 
 def outermost(names: Sequence[str], schema: pa.Schema) -> list[str]:
-    """Return the columns of a schema that hold the named ones of `flat`; others as they are."""
+    """Return the columns of a schema that contain the named columns of its `flat` schema."""
     paths = _paths(schema)
     return list(dict.fromkeys(paths.get(name, (name,))[0] for name in names))
 
 
 def with_fields(names: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Return names of columns; an object's name stands for all that it holds.
+    """Return names of columns. An object's name is replaced by the names of all its fields.
 
     >>> with_fields(["user", "day"], ["user.id", "user.geo", "day"])
     ['user.id', 'user.geo', 'day']
@@ -160,7 +160,7 @@ def with_fields(names: Sequence[str], columns: Sequence[str]) -> list[str]:
 
 
 def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
-    """Return the schema's columns that hold those of `types`, each with the named fields.
+    """Return a schema with only the columns and fields that `types` names, of these types.
 
     >>> user = pa.struct([("id", pa.int64()), ("geo", pa.string())])
     >>> pruned(pa.schema([("user", user)]), {"user.id": pa.int32()}).field("user").type
@@ -175,7 +175,7 @@ def pruned(schema: pa.Schema, types: Mapping[str, pa.DataType]) -> pa.Schema:
 
 
 def unfolded(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.RecordBatch | pa.Table:
-    """Return a batch with those of the named columns that objects hold."""
+    """Return a batch with columns added for names that are fields of objects."""
     own = set(batch.schema.names)
     missing = [name for name in names if name not in own]
     paths = _paths(batch.schema) if missing else {}
@@ -187,12 +187,12 @@ def unfolded(batch: pa.RecordBatch | pa.Table, names: Sequence[str]) -> pa.Recor
 
 
 def _paths(schema: pa.Schema) -> dict[str, Path]:
-    """Return where each column of `flat` is that the schema itself has not."""
+    """Return the path of each column of `flat` that is a field of an object."""
     return {".".join(path): path for _, inner in _unfolding(schema) for path, _ in inner}
 
 
 def _unfolding(schema: pa.Schema) -> Iterator[tuple[pa.Field, list[tuple[Path, pa.DataType]]]]:
-    """Yield a schema's columns, each with the fields that stand for it; none if it does itself."""
+    """Yield a schema's columns, each with the fields that replace it; none if it stays."""
     times = Counter(schema.names)
     taken = set(schema.names)
     for field in schema:
@@ -225,7 +225,7 @@ def _pruned(
     *,
     in_list: bool = False,
 ) -> pa.DataType:
-    """Return a type with those of its fields that are in `held`, leaves as `wanted`."""
+    """Return a type with only its fields in `held`, and leaves of the types in `wanted`."""
     if path in wanted:
         leaf = wanted[path]
         return leaf.value_type if in_list and is_list(leaf) else leaf
@@ -243,6 +243,6 @@ def _field(column: pa.Array, path: Sequence[str]) -> pa.Array:
         return column
     if is_list(column.type):
         return pa.LargeListArray.from_arrays(list_offsets(column), _field(column.flatten(), path))
-    # By its number, as dots and slashes in a name would be taken for a path.
+    # Use the field's number: dots and slashes in a name would be taken for a path.
     number = column.type.get_field_index(path[0])
     return _field(pc.struct_field(column, [number]), path[1:])

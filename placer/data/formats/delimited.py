@@ -1,7 +1,7 @@
-"""Delimited text: CSV, TSV and the like, with or without a header; Criteo's is a case of it.
+"""Delimited text: CSV, TSV, Criteo's format and similar ones, with or without a header.
 
-Interactions are ``user item item item …``: a line for each user, or session, with any number of
-items behind it, as recommenders of graphs and sessions (LightGCN, SR-GNN) have them.
+Interactions are ``user item item item …``: a line for each user or session, followed by any number
+of items, as in data sets of graph and session recommenders (LightGCN, SR-GNN).
 """
 
 import re
@@ -28,9 +28,9 @@ from placer.errors import DataError
 
 _TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
 _FALSE = ["0", "false", "False", "FALSE", "f", "F", "no", "No", "NO", "n", "N"]
-"""How Booleans are written, where a column holds nothing else."""
+"""Texts of Booleans, in columns that hold nothing else."""
 _UNIT = "\x1f"
-"""ASCII's separator of fields, which stands for one of several characters while parsing."""
+"""ASCII's unit separator. It replaces separators of several characters before parsing."""
 _INTERACTIONS = ("user", "items")
 _SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
 
@@ -38,14 +38,14 @@ _SHOWN = {"\t": "tabs", ",": "commas", " ": "blanks", ";": "semicolons"}
 class DelimitedSource(ColumnSource):
     """Files of delimited text, in order; see `ColumnSource`.
 
-    The layout's format is ``csv``, which is the default, ``tsv`` or ``criteo``.
+    The layout's format is ``csv`` (the default), ``tsv`` or ``criteo``.
     """
 
     def _prepare(self) -> None:
         format = self._known.format or "csv"
         self.notes: list[str] = []
         file, start = self._first_with_samples()
-        # Files without a label have other columns: what was recorded is of another file.
+        # Ignore recorded names: these files may have or lack a label.
         known = replace(self._known, names=()) if format == "criteo" else self._known
         known = replace(infer_dialect(file, start, known, format), format=format)
         if known.decimal != self._known.decimal:
@@ -69,7 +69,7 @@ class DelimitedSource(ColumnSource):
             self._infer(schema, self._sampled(table, file, schema), as_text=True)
             self._read_words(table)
         self._plain = PlainText(self.columns, self._named.missing)
-        # What columns are read as from the block on that had an id 7.0, or a number 1,484.20.
+        # Types of columns from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 
     def spans(self) -> Generator[Span]:
@@ -80,7 +80,7 @@ class DelimitedSource(ColumnSource):
         ).spans()
 
     def _first_with_samples(self) -> tuple[str, bytes]:
-        """Return the first file of more than one line (one may be a header), and how it begins."""
+        """Return the first file with over one line (one may be a header), and its first lines."""
         for file in self.files:
             start = head_lines(file)
             if start.count(b"\n") > 1:
@@ -88,7 +88,7 @@ class DelimitedSource(ColumnSource):
         return self.files[0], head_lines(self.files[0])
 
     def _read_words(self, table: pa.Table) -> None:
-        """Read a label of words, such as t and f, as Boolean."""
+        """Make the type of a label of words, such as t and f, Boolean."""
         label = self.columns.label
         if label is None or not is_text(table.schema.field(label).type):
             return
@@ -129,11 +129,11 @@ class DelimitedSource(ColumnSource):
         return self.raw(table, block.place)
 
     def _own(self, names: Sequence[str]) -> list[str]:
-        """Return the columns that are read from a file that has the named ones."""
+        """Return the columns to read from a file that has columns `names`."""
         return self._partitions.of_file(self.columns.names, names)
 
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """Return what each column is read as."""
+        """Return the Arrow type to read each column as."""
         types: dict[str, pa.DataType] = {}
         layout = self.columns.layout
         for name in self._own(names):
@@ -147,11 +147,11 @@ class DelimitedSource(ColumnSource):
         return types
 
     def _note_floats(self, error: pa.ArrowInvalid, block: Block, names: Sequence[str]) -> None:
-        """Read a column as what the value is that did not fit.
+        """Note another type for the column with the value in `error`, for the next attempt.
 
-        Ids may be floating-point numbers, and numbers may have separators between thousands.
+        Ids may be written as floating-point numbers, and numbers with thousands separators.
 
-        Raises DataError if it is not.
+        Raises DataError if the value is neither.
         """
         match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
         if match is None or match[2] is None:
@@ -185,20 +185,20 @@ def _table(
     types: Mapping[str, pa.DataType] | None,
     multiline: bool,
 ) -> pa.Table:
-    """Return lines as columns; those in `types` alone, or all, of types that Arrow infers."""
+    """Return lines as columns: those in `types`, or if None all, with types that Arrow infers."""
     separator = layout.separator or ","
     if len(separator.encode()) > 1:
         data = bytes(data).replace(separator.encode(), _UNIT.encode())
     return csv.read_csv(
         pa.py_buffer(data),
-        # Only one thread counts rows, which the messages need.
+        # Messages need row numbers, which Arrow only counts with one thread.
         read_options=csv.ReadOptions(
             column_names=list(names), use_threads=False, block_size=len(data) + 1
         ),
         parse_options=csv.ParseOptions(
             delimiter=_UNIT if len(separator.encode()) > 1 else separator,
             quote_char='"' if layout.quotes else False,
-            # Which makes Arrow parse twice.
+            # True makes Arrow parse twice.
             newlines_in_values=multiline,
             ignore_empty_lines=False,
         ),
@@ -214,7 +214,7 @@ def _table(
 
 
 def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
-    """Return the first samples of a file, their types inferred; texts that are none are missing."""
+    """Return the first samples of a file, with inferred types and null for missing values."""
     ends, newlines = record_ends(start, bool(layout.quotes))
     if layout.header and ends.size == 1:
         if start[int(ends[0]) :].strip():
@@ -258,7 +258,7 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
 
 
 def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return numbers; as texts if zeros lead them, as 64-bit integers if they are large."""
+    """Return numbers; as texts if some have leading zeros, as uint64 if they are that large."""
     padded = pc.match_substring_regex(text, r"^[-+]?0[0-9]|^\+")
     if pc.any(padded).as_py():
         return text.cast(pa.string())
@@ -274,13 +274,13 @@ def _without_padding(text: pa.ChunkedArray, column: pa.ChunkedArray) -> pa.Chunk
 
 
 def _check_header_is_once(block: Block, fields: int) -> None:
-    """Refuse a line that is the file's first again, as where files with headers were joined.
+    """Refuse a line that repeats the header, as after joining files with headers.
 
-    A single column may hold its own name.
+    If there is a single column, its name may be a value.
     """
     header = block.header or b""
     found = None
-    if b"\n" + header in block.data.obj:  # type: ignore[operator]  # Quick in the whole buffer.
+    if b"\n" + header in block.data.obj:  # type: ignore[operator]  # Fast on the whole buffer.
         found = re.search(b"\n" + re.escape(header), block.data)
     if fields > 1 and (found or block.data[: len(header)] == header):
         lines = 1 + bytes(block.data[: found.start()]).count(b"\n") if found else 0
@@ -291,7 +291,7 @@ def _check_header_is_once(block: Block, fields: int) -> None:
 
 
 def _ragged(error: pa.ArrowInvalid, block: Block, layout: Layout) -> DataError | None:
-    """Return what to say of a record of another number of fields, if that is the error."""
+    """Return an error for a record with too many or too few fields, if `error` is about one."""
     match = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", str(error))
     if match is None:
         return None
@@ -306,8 +306,8 @@ def _ragged(error: pa.ArrowInvalid, block: Block, layout: Layout) -> DataError |
 class InteractionsSource(ColumnSource):
     """Files of interactions, in order; see `ColumnSource`.
 
-    What is between a line's ids is a comma, or else blanks and tabs. A line of a user alone is an
-    empty bag of items.
+    Ids of a line are separated by commas, or else by blanks and tabs. A line with only a user has
+    an empty bag of items.
     """
 
     def _prepare(self) -> None:
@@ -337,7 +337,7 @@ class InteractionsSource(ColumnSource):
         return TextReader(self.files, self._parse).spans()
 
     def _types(self, table: pa.Table) -> dict[str, IdType]:
-        """Return the types of the columns: integers, unless somebody says so or some id is none."""
+        """Return the layout's types of columns; others are integer if all ids are, else text."""
         types = dict(self._known.types)
         nulls = pa.array(["", *(self._known.nulls or ())], pa.large_string())
         for name in table.column_names:
@@ -351,7 +351,7 @@ class InteractionsSource(ColumnSource):
         return self.raw(self._table(block), block.place)
 
     def _table(self, block: Block) -> pa.Table:
-        """Return the lines of a block, cut in two behind the user."""
+        """Return the lines of a block as two columns, users and items."""
         ends = record_ends(block.data, quotes=False)[0]
         offsets = pa.py_buffer(np.concatenate([[0], ends]))
         lines = pa.LargeBinaryArray.from_buffers(

@@ -1,4 +1,4 @@
-"""How the lines of a text file are made: what separates fields, and what the first line is."""
+"""Find a text file's dialect: the separator of fields, quotes, header and names of columns."""
 
 import codecs
 import csv
@@ -20,9 +20,9 @@ _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
 _ANY_NAME = re.compile(r"^[^\n]*[^\W\d][^\n]*$")
-"""Of columns that something else says to be named, such as numbers below: ``CTR (%)``, ``7d``."""
+"""Names allowed if other signs show a header, such as numbers below: ``CTR (%)``, ``7d``."""
 _NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
-"""Of a line of interactions."""
+"""Matches a line of interactions."""
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")
 _HEX = re.compile(r"^[0-9a-f]{8}$")
 _LABELS = ("label", "click", "clicked", "target")
@@ -31,11 +31,11 @@ _KNOWN = frozenset(
 )
 _SQL = re.compile(r"\s*(?:INSERT\s+INTO|CREATE\s+TABLE|DROP\s+TABLE|--|/\*)", re.IGNORECASE)
 _VOWPAL = re.compile(r"[^|]*(?:(?<!\S)\|\S[^|]*)+")
-"""A line of Vowpal Wabbit's format, whose bars begin words: ``1 |user 7 |item 3``."""
+"""Matches a line of Vowpal Wabbit's format, with bars before words: ``1 |user 7 |item 3``."""
 
 
 def sniff(file: str, start: bytes) -> Format:
-    """Return the format of a file without a telling suffix, by how it begins."""
+    """Return the format of a file by its first bytes, if its suffix does not tell."""
     start = start.removeprefix(codecs.BOM_UTF8)
     if start.startswith(b"PAR1"):
         return "parquet"
@@ -59,7 +59,7 @@ def sniff(file: str, start: bytes) -> Format:
 
 
 def _are_interactions(start: bytes) -> bool:
-    """Return whether lines have nothing but whole numbers, and not equally many."""
+    """Return whether lines hold only whole numbers, and differ in how many they hold."""
     lines = start[: start.rfind(b"\n") + 1].splitlines()[:_LINES]
     if not lines or not all(map(_NUMBERS.fullmatch, lines)):
         return False
@@ -68,9 +68,9 @@ def _are_interactions(start: bytes) -> bool:
 
 
 def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layout:
-    """Return a layout whose separator, header, quotes and names of columns are known.
+    """Return the layout with separator, header, quotes and names of columns filled in.
 
-    They are found from the whole lines of `start`, as far as `layout` does not say them.
+    Fields that `layout` leaves open are found from the lines of `start`.
     """
     if format == "criteo":
         return _criteo(file, start, layout)
@@ -104,7 +104,7 @@ def _records(start: bytes, quotes: bool) -> list[str]:
     ends = record_ends(start, quotes)[0]
     texts = _texts(start, ends)
     if 2 * ends.size < plain.size and not any(_quotes(texts, one) for one in "\t,;|"):
-        texts = _texts(start, plain)  # Quotes that enclose nothing join far too many lines.
+        texts = _texts(start, plain)  # Quotes that enclose no fields join far too many lines.
     return texts
 
 
@@ -129,19 +129,19 @@ def fields(line: str, separator: str, quotes: bool) -> list[str]:
 
 
 def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
-    """Return the columns that a file's first line names; raises DataError if it is no UTF-8."""
+    """Return names of columns in a file's first line. Raises DataError if it is not UTF-8."""
     try:
         line = header.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{shown(file)}, line 1 is no UTF-8: {error.reason}") from error
     names = fields(line, layout.separator or ",", bool(layout.quotes))
     if names and names[0].startswith("#"):
-        names[0] = names[0].lstrip("#")  # A comment that names columns, as in #user,item.
+        names[0] = names[0].lstrip("#")  # Names in a comment, as in #user,item.
     return tuple(name.strip() for name in names)
 
 
 def _criteo(file: str, start: bytes, layout: Layout) -> Layout:
-    """Return Criteo's columns, with a label or without, judged by the first line."""
+    """Return a layout with Criteo's columns; the first line shows whether there is a label."""
     count = start.partition(b"\n")[0].count(b"\t") + 1
     unlabelled = len(DENSE) + len(CATEGORIES)
     if count not in (unlabelled, unlabelled + 1):
@@ -156,7 +156,7 @@ def _criteo(file: str, start: bytes, layout: Layout) -> Layout:
 
 
 def _separator(file: str, lines: list[str]) -> str:
-    """Return what separates fields: what each line has equally often, the most common one first."""
+    """Return the separator of fields: found equally often in each line, and most often."""
     if lines and (_SQL.match(lines[0]) or all(map(_VOWPAL.fullmatch, lines))):
         raise DataError(
             f"{shown(file)} looks like SQL, or Vowpal Wabbit's format; write CSV or JSON lines, "
@@ -166,7 +166,7 @@ def _separator(file: str, lines: list[str]) -> str:
     for separator in _SEPARATORS:
         counts = [len(fields(line, separator, len(separator) == 1)) - 1 for line in lines]
         count, often = Counter(counts).most_common(1)[0] if counts else (0, 0)
-        # All samples may have a comma, in a price; a header has none then.
+        # All samples may have a comma in a price, but then the header has none.
         if count > most and counts[0] == count and often > 0.9 * len(lines):
             best, most = separator, count
             if separator in ("\t", ",", "::"):
@@ -181,7 +181,7 @@ def _separator(file: str, lines: list[str]) -> str:
 
 
 def _quotes(lines: list[str], separator: str) -> bool:
-    """Return whether quotes enclose fields: each is next to a separator or another quote."""
+    """Return whether quotes enclose fields: if each is next to a separator or another quote."""
     edge = re.escape(separator)
     stray = re.compile(rf'(?<![{edge}"])"(?![{edge}"])' if len(separator) == 1 else '"')
     for line in lines:
@@ -194,8 +194,8 @@ def _quotes(lines: list[str], separator: str) -> bool:
 
 
 def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
-    """Return whether the first row names columns, rather than being a sample."""
-    # The first again is none of its samples: files may have been joined with their headers.
+    """Return whether the first row has names of columns, instead of a sample."""
+    # Leave out repetitions of the first row: files may have been joined with their headers.
     first, others = rows[0], [row for row in rows if row != rows[0]]
     if len(rows) > 1 and not others:
         return False
@@ -206,7 +206,7 @@ def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
         return False
     columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
     known = [[one for one in column if one and one not in nulls] for column in columns]
-    # An index that pandas wrote has no name, nor has what is behind a separator at the end.
+    # An index that pandas wrote has no name, and neither has a column after a final separator.
     names = [
         name
         for place, name in enumerate(named)
@@ -220,12 +220,12 @@ def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
         return False
     if {name.lower() for name in named} & _KNOWN and all(one[0].isalpha() for one in names):
         return True
-    # If it names columns, then none twice; nothing else says that it does.
+    # There are no other signs: accept distinct and plain names.
     return len(set(names)) == len(names) and all(map(_NAME.match, names))
 
 
 def _has_decimal_commas(rows: list[list[str]]) -> bool:
-    """Return whether all values of a column are like 1,5, as where ; separates fields."""
+    """Return whether all values of some column are like 1,5."""
     columns = ([value for value in column if value] for column in zip(*rows, strict=False))
     return any("," in "".join(one) and all(map(_DECIMAL_COMMA.fullmatch, one)) for one in columns)
 

@@ -1,9 +1,9 @@
 """Files of facebookresearch/dlrm_datasets: tensors (indices, offsets, lengths).
 
 `lengths` has shape (tables, samples); bag b of table t holds
-``indices[offsets[t * samples + b]:offsets[t * samples + b + 1]]``. Files are what
-``torch.save`` wrote, plain or compressed. They hold pickles, of which only tensors are read
-(`placer.torch_files`): a file that would run code is refused.
+``indices[offsets[t * samples + b]:offsets[t * samples + b + 1]]``. ``torch.save`` wrote the files,
+plain or compressed. They hold pickles, from which only tensors are read (`placer.torch_files`): a
+file that would run code is refused.
 """
 
 import tempfile
@@ -25,13 +25,13 @@ from placer.errors import DataError
 from placer.torch_files import OtherContentError, TensorFileError, read_tensors
 
 MOST_UNPACKED = 200
-"""Most bytes that a compressed log unpacks to, as a multiple of its own."""
+"""Unpack a compressed log to at most this multiple of its size, plus `_FREE_BYTES`."""
 _FREE_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tensors:
-    """One file's content; `offsets` has shape (tables · samples + 1,)."""
+    """A file's content; `offsets` has shape (tables · samples + 1,)."""
 
     indices: npt.NDArray[Any]
     offsets: npt.NDArray[np.int64]
@@ -46,13 +46,13 @@ class DlrmSource(Source):
 
     def __init__(self, files: Sequence[str], *_: object) -> None:
         self.files = tuple(files)
-        # The number of tables stands nowhere but in the tensors.
+        # Only the tensors show the number of tables.
         first = _load(self.files[0])
         self.columns = Columns(tuple(f"t{t}" for t in range(first.tables)))
         self.samples = first.samples if len(self.files) == 1 else None
 
     def spans(self) -> Generator[Span]:
-        """Yield one file after another, as they are made to be used: in memory."""
+        """Yield one file after another, each loaded into memory."""
         for file in self.files:
             tensors, tables = _load(file), len(self.columns.sparse)
             if tensors.tables != tables:
@@ -60,7 +60,7 @@ class DlrmSource(Source):
                     f"{file} has {tensors.tables} tables, but the log's first file has {tables}"
                 )
             yield Span(tensors.samples, partial(_read, file, tensors))
-            del tensors  # Before the next is loaded, so that one is held at a time.
+            del tensors  # Free a file before loading the next.
 
 
 def _read(file: str, tensors: _Tensors, start: int, stop: int) -> RawBatch:
@@ -112,7 +112,7 @@ def _torch_load(file: str) -> Any:
         if not suffixes(file)[1]:
             with path.open("rb") as plain:
                 return read_tensors(plain)
-        # A zip file is read from its end, which a compressed one can do only from its start.
+        # A zip file is read from its end, and a compressed stream only from its start.
         with open_unpacked(file) as packed, tempfile.TemporaryFile() as unpacked:
             _unpack(packed, unpacked, path.stat().st_size)
             return read_tensors(unpacked)
@@ -132,7 +132,7 @@ def _torch_load(file: str) -> Any:
 
 
 def _unpack(packed: IO[bytes], unpacked: IO[bytes], packed_bytes: int) -> None:
-    """Copy what a compressed file holds, unless that is far more than ids can be packed into."""
+    """Copy the content of a compressed file, unless it is far larger than ids can be."""
     most_bytes = _FREE_BYTES + MOST_UNPACKED * packed_bytes
     done = 0
     while block := packed.read(1 << 20):

@@ -1,4 +1,4 @@
-"""What the columns of a log are taken for where nobody says, and why."""
+"""Infer the roles of a log's columns that nobody named, with reasons."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ from placer.data.layout import (
 
 _NOTHING, _NONE_NAMED = Layout(), NamedColumns()
 PARTITION = b"placer.partition"
-"""Metadata of a field whose values the names of folders hold."""
+"""Metadata key that marks a partition column, with values in the names of folders."""
 _LABEL_NAMES = ("label", "click", "clicked", "target", "is_click", "is_clicked", "clk")
 _TIME_WORDS = ("time", "date", "stamp", "_at", "_ts", "created", "updated")
 _FIRST_TIME, _LAST_TIME = 946_684_800, 2_524_608_000
@@ -41,23 +41,23 @@ _WRITTEN_TIME = re.compile(
 _CALENDAR = re.compile(
     r"(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])(?:[0-9]{2}){0,3}(?:[0-9]{3})?"
 )
-"""A date such as 20230501, and a time of the day behind it."""
+"""A date such as 20230501, maybe followed by a time of day."""
 _TIME_NAME = re.compile(r"timestamp|(?:^|[\W_])(?:time|date|datetime|ts)(?:$|[\W_])")
 _INDEX = re.compile(r"__index_level_[0-9]+__|Unnamed: [0-9]+|")
-"""How pandas, and R, name a column of rows' numbers in a file."""
+"""Names that pandas and R give to a column of row numbers."""
 _LEAST_RISING = 20
-"""Samples from which on it is no accident that values never fall."""
+"""With more samples than this, values that never fall are no accident."""
 _MOST_SHOWN = 80
-"""Characters of a type in a message."""
+"""Most characters of a type in a message."""
 _LEAST_SAMPLES = 1000
-"""Samples from which on a column whose values all differ may name the samples."""
+"""From this many samples on, a column with only distinct values may identify samples."""
 _DOUBTFUL = ("NA", "None")
-"""What says that a value is missing, and may be an id: Namibia is NA."""
+"""Texts for missing values that may be ids: NA is Namibia."""
 _PAIR = re.compile("[0-9]+,[0-9]+")
 _MOST_LOOKED_AT = 2000
-"""Texts of a column that are looked at to see whether they are lists."""
+"""Number of a column's texts to check for lists."""
 _DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
-"""What numbers are made of, whatever is between their thousands."""
+"""Matches texts of characters that numbers have, with any thousands separators."""
 
 
 def infer_columns(
@@ -67,16 +67,16 @@ def infer_columns(
     sample: pa.Table | None = None,
     layout: Layout = _NOTHING,
 ) -> Columns:
-    """Return which columns are what, and the layout with what is known of their values.
+    """Return the roles of columns, and the layout with the types of their values.
 
-    Of columns that nobody names, the label is that called label, click, clicked, target, is_click,
-    is_clicked or clk. A schema with Criteo's columns I1..I13 and C1..C26 has these alone. Otherwise
-    texts, integers, booleans and lists of them are categorical, and floating-point numbers are
-    numeric. Times, values of other types, columns without a value, and a column ``id`` whose values
-    all differ are left out. `sample` holds some samples of the log, which the rules look at.
+    If the label is not named, it is a column called label, click, clicked, target, is_click,
+    is_clicked or clk. If a schema has Criteo's columns I1..I13 and C1..C26, only these are read.
+    Otherwise texts, integers, booleans and lists of them are categorical, and floating-point
+    numbers are numeric. Times, other types, columns without values, and a column ``id`` with all
+    values distinct are left out. The rules look at `sample`, some samples of the log.
 
-    Texts such as ``12|7|9`` are taken for lists only if the layout's `lists` is None; else it names
-    all columns of lists.
+    Texts such as ``12|7|9`` are taken for lists only if the layout's `lists` is None. Otherwise
+    `lists` names all columns of lists.
     """
     decisions = _decide(schema, named, sample, layout.nulls)
     found = {one.column: one for one in decisions}
@@ -110,7 +110,7 @@ def infer_columns(
 
 
 def _unsplit(one: Decision) -> Decision:
-    """Return what to say of a column of lists that a schema reads as an id each."""
+    """Return the decision on a column of lists that a schema reads as one id each."""
     why = (
         f"its texts look like lists of ids, and each is read as one id; to split them, write "
         f'{{as = "sparse", separator = {json.dumps(one.separator)}}} in the schema'
@@ -121,7 +121,7 @@ def _unsplit(one: Decision) -> Decision:
 def _decide(
     schema: pa.Schema, said: NamedColumns, sample: pa.Table | None, nulls: Sequence[str]
 ) -> tuple[Decision, ...]:
-    """Return what each column is taken for, in the schema's order."""
+    """Return the decision on each column, in the schema's order."""
     times, ignored, sparse_names = Counter(schema.names), set(said.ignore), set(said.sparse or ())
     named: dict[str, Role] = dict.fromkeys(said.dense or (), "dense")
     named |= dict.fromkeys(sparse_names, "sparse")
@@ -141,7 +141,7 @@ def _decide(
         if role == "ignore" or (role is not None and name not in sparse_names):
             found.append(Decision(name, role, why, warns=role == "ignore" and name not in ignored))
             continue
-        if times[name] > 1:  # Refused as soon as its type is wanted.
+        if times[name] > 1:  # Refused when its type is needed.
             found.append(Decision(name, role or "sparse", "it is there more than once"))
             continue
         if role is None and (schema.field(name).metadata or {}).get(PARTITION):
@@ -152,7 +152,7 @@ def _decide(
         if column is not None and pa.types.is_dictionary(kind) and is_text(kind):
             kind = column.type
         if role == "sparse":
-            # Named by somebody, yet its texts may be lists.
+            # A named column's texts may be lists, too.
             guess = _named(Decision(name, "sparse", why), kind, column, nulls)
         else:
             guess = _guess(name, kind, column, 0 if sample is None else len(sample), nulls)
@@ -171,7 +171,7 @@ def _decide(
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return texts without a dictionary, which Arrow decodes of some kinds of texts alone."""
+    """Return texts without a dictionary. Arrow decodes only some types, so cast texts first."""
     if not pa.types.is_dictionary(column.type):
         return column
     texts = [
@@ -182,7 +182,7 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
-    """Return the values of a column that are not missing; a text may say that one is."""
+    """Return the values of a column without missing ones; `nulls` are missing texts."""
     if is_list(column.type) or not is_text(column.type):
         return column.drop_null()
     column = _decoded(column).drop_null()
@@ -193,7 +193,7 @@ def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:
 def _named(
     known: Decision, kind: pa.DataType, column: pa.ChunkedArray | None, nulls: Sequence[str]
 ) -> Decision:
-    """Return a column that is said to hold ids; several a sample, if its texts are lists."""
+    """Return the decision on a named column of ids, with a separator if its texts are lists."""
     if column is None or not is_text(kind) or is_list(kind) or pa.types.is_dictionary(kind):
         return known
     texts = _texts(column.slice(0, _MOST_LOOKED_AT))
@@ -222,7 +222,7 @@ def _texts(column: pa.ChunkedArray) -> list[str]:
 def _guess(
     name: str, kind: pa.DataType, column: pa.ChunkedArray | None, samples: int, nulls: Sequence[str]
 ) -> Decision:
-    """Return what a column is taken for by its type and some values, without missing ones."""
+    """Return the decision on a column by its type and by some values that are not missing."""
     if pa.types.is_null(kind.value_type if is_list(kind) else kind):
         why = f"it has no value in the first {samples:,} samples"
         return Decision(name, "ignore", why, warns=True)
@@ -289,13 +289,13 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
     values, distinct = len(column), len(column.unique())
     some = _texts(column.slice(0, _MOST_LOOKED_AT))
     texts = some[:200]
-    # Dates, with or without a time, that Arrow does not read.
+    # Dates, with or without a time, in forms that Arrow does not parse.
     patterns = (_WRITTEN_TIME, _CALENDAR) if _is_named_time(name) else (_WRITTEN_TIME,)
     if texts and any(all(map(pattern.fullmatch, texts)) for pattern in patterns):
         return Decision(name, "ignore", "it holds times", warns=True)
     other = None
     if pc.all(pc.match_substring_regex(column, _DIGITS)).as_py() and values:
-        every = _texts(column)  # One in many may have a separator between its thousands.
+        every = _texts(column)  # A single value may have a thousands separator.
         decimal = decimal_of(every)
         if decimal is not None:
             why = f"it holds numbers such as {max(every, key=len)!r}"
@@ -320,7 +320,7 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
 
 
 def _unless_it_names_samples(guess: Decision, values: int, distinct: int) -> Decision:
-    """Return a column in which no value comes twice is no feature to learn from."""
+    """Leave a column out, or warn, if no value comes twice: nothing is learned from it."""
     if values < _LEAST_SAMPLES or distinct < values:
         return guess
     why = f"no value comes twice in the first {distinct:,} samples"
@@ -335,7 +335,7 @@ def _is_named_time(name: str) -> bool:
 
 
 def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | None:
-    """Return why integers are times, if they are: of this century, and so named or sorted."""
+    """Return why integers are times, else None: between 2000 and 2050, and named so or sorted."""
     values = column.to_numpy()
     if values.size < 2 or values.dtype.kind not in "iu":
         return None

@@ -1,4 +1,4 @@
-"""JSON lines: an object a line; a list of values or of objects is a bag of several ids."""
+"""JSON lines: one object per line. A list of values or objects is a bag of ids."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from placer.data.source import Place, RawBatch, Span
 from placer.errors import DataError
 
 MOST_DEPTH = 1000
-"""Objects and lists of JSON within one another."""
+"""Most levels of nested objects and lists that are read."""
 _LONG_LINE = 4096
 
 
@@ -43,7 +43,7 @@ class JsonLinesSource(ColumnSource):
         return TextReader(self.files, self._parse).spans()
 
     def _first(self, numbers: Sequence[str]) -> pa.Table:
-        """Return the first samples of the log, of the types that Arrow infers."""
+        """Return the first samples of the log, with types that Arrow infers."""
         file, start = self.files[0], head_lines(self.files[0])
         if re.match(rb"\s*(?:\[|\{\s*\n)", start):
             raise DataError(
@@ -55,7 +55,7 @@ class JsonLinesSource(ColumnSource):
         _check_depth(first)
         try:
             table = _with_whole_numbers(start)
-            # Here a name may turn out to be no text.
+            # Reading the names raises an error if one is not UTF-8.
             names = flat(table.schema).names if table.num_columns else []
         except pa.ArrowInvalid as error:
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
@@ -67,7 +67,7 @@ class JsonLinesSource(ColumnSource):
         return table
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
-        """Return what a field is read as."""
+        """Return the Arrow type to read a field as."""
         layout = self.columns.layout
         id_type = layout.types.get(name)
         if name not in self.columns.sparse:
@@ -102,9 +102,9 @@ class JsonLinesSource(ColumnSource):
 
 
 def _check_depth(block: Block) -> None:
-    """Refuse a line of objects in objects without end: Arrow calls itself for each, and crashes.
+    """Refuse a line of deeply nested objects: Arrow parses them by recursion, and crashes.
 
-    Only long lines are looked at, as short ones cannot hold so many.
+    Only long lines are checked. Short lines cannot nest that deeply.
     """
     text = np.frombuffer(block.data, dtype=np.uint8)
     whole = text[: text.size // _LONG_LINE * _LONG_LINE].reshape(-1, _LONG_LINE)
@@ -125,7 +125,7 @@ def _check_depth(block: Block) -> None:
 
 
 def _with_whole_numbers(data: bytes) -> pa.Table:
-    """Return the samples of JSON lines; whole numbers beyond int64, which Arrow rounds, exactly."""
+    """Return the samples of JSON lines, with exact uint64 values, which Arrow would round."""
 
     def read(schema: pa.Schema | None = None) -> pa.Table:
         parse = arrow_json.ParseOptions(explicit_schema=schema)
@@ -139,7 +139,7 @@ def _with_whole_numbers(data: bytes) -> pa.Table:
             values, kind = values.flatten(), pa.list_(kind)
         if pa.types.is_floating(values.type) and (pc.max(values).as_py() or 0) >= 1 << 63:
             field = table.schema.field(place).with_type(kind)
-            with suppress(pa.ArrowInvalid):  # Raised where some are fractions or negative.
+            with suppress(pa.ArrowInvalid):  # Raised if some are fractions or negative.
                 table = read(table.schema.set(place, field))
     return table
 
@@ -166,7 +166,7 @@ def _unreadable(block: Block, error: Exception) -> DataError:
 
 
 def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError | None:
-    """Return the first line that is no object, or has a value of another type, if there is one."""
+    """Return an error for the first line that is no object or has a value of a wrong type."""
     for number, line in enumerate(bytes(block.data).splitlines()):
         place = block.place.of(number)
         try:

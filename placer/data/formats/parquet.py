@@ -1,4 +1,4 @@
-"""Parquet logs: one column a feature; a list column is a bag of several ids."""
+"""Parquet logs: a column for each feature. A column of lists holds bags of ids."""
 
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -20,7 +20,7 @@ from placer.data.source import Cursor, RawBatch, Source, Span
 from placer.errors import DataError
 
 _JOINED = b"PAR1PAR1"
-"""How one file ends and the next begins, where files were joined."""
+"""The end of a file and the start of the next, in joined files."""
 
 
 class ParquetSource(ColumnSource):
@@ -39,7 +39,7 @@ class ParquetSource(ColumnSource):
         self.files, self.footers = zip(*kept, strict=True)
         self._schemas = [_schema(file, footer) for file, footer in kept]
         full = self._infer_from(self._schemas)
-        # The newest file alone: columns come with a day, and stay.
+        # Check only the last, newest file: columns that are added usually stay.
         self.notes += self._further_columns(self.files[-1], full[-1].names, full[0].names)
         self.samples = sum(footer.num_rows for footer in self.footers)
 
@@ -49,7 +49,7 @@ class ParquetSource(ColumnSource):
         with reading(file, "Parquet"), ExitStack() as stack:
             opened = _parquet_file(file, self.footers[0], stack)
             batches, rows = list[pa.RecordBatch](), 0
-            for group in range(opened.num_row_groups):  # Arrow reads lists of categories by group.
+            for group in range(opened.num_row_groups):  # Arrow needs it for lists of categories.
                 batches += islice(opened.iter_batches(SAMPLE_ROWS - rows, [group]), 1)
                 rows = sum(batch.num_rows for batch in batches)
                 if rows == SAMPLE_ROWS:
@@ -59,15 +59,15 @@ class ParquetSource(ColumnSource):
         return self._sampled(pa.Table.from_batches(batches), file, schema)
 
     def id_ranges(self) -> dict[str, tuple[int, int]] | None:
-        """Of the integer features, from the row groups' statistics; None if one is missing."""
+        """Return ranges of integer features from row groups' statistics; None if any is missing."""
         ranges: dict[str, tuple[int, int]] = {}
         if numbers_among(self.columns.layout.nulls):
-            return None  # Statistics count them, though they stand for missing values.
+            return None  # Statistics include numbers that stand for missing values.
         integers = [name for name in self.columns.sparse if not self.columns.is_text(name)]
         if not all(set(schema.names).issuperset(integers) for schema in self._schemas):
-            return None  # Folders hold some.
+            return None  # Some are partition columns.
         for footer, schema in zip(self.footers, self._schemas, strict=True):
-            # By their order: the path of a leaf does not tell a.b, a column, from b of a struct a.
+            # Find leaves by order: a path a.b may be a column or field b of a struct a.
             counts = [_leaves(field.type) for field in schema]
             if sum(counts) != footer.num_columns:
                 return None
@@ -85,12 +85,12 @@ class ParquetSource(ColumnSource):
         return ranges
 
     def spans(self) -> Generator[Span]:
-        """Yield the row groups; those that are skipped altogether are never read."""
+        """Yield the row groups. A row group that is skipped whole is never read."""
         for file, footer, schema in zip(self.files, self.footers, self._schemas, strict=True):
             names = outermost(self._partitions.of_file(self.columns.names, schema.names), schema)
             first = 0
             with ExitStack() as stack:
-                # Nothing of a file is opened whose row groups are all skipped.
+                # Do not open a file if all its row groups are skipped.
                 opened = cache(partial(_parquet_file, file, footer, stack))
                 for number in range(footer.num_row_groups):
                     rows = footer.row_group(number).num_rows
@@ -106,7 +106,7 @@ class ParquetSource(ColumnSource):
         rows: int,
         names: Sequence[str],
     ) -> Span:
-        """Return the row group that begins at a row of its file."""
+        """Return a row group as a span; `first` is the number of its first row in the file."""
 
         def batches() -> Batches:
             row = first
@@ -129,14 +129,14 @@ class ParquetSource(ColumnSource):
             assert batch is not None, "a group with fewer rows is refused"
             behind = start + batch.samples
             if behind == rows:
-                cursor.skip(sys.maxsize)  # Which refuses a group with more rows than it says.
+                cursor.skip(sys.maxsize)  # Refuses a group with more rows than it says.
             return batch
 
         return Span(rows, read)
 
 
 def check_parts(metadata: Sequence[str], source: Source) -> None:
-    """Check that a log has all that the ``_metadata`` of its data sets lists."""
+    """Raise DataError unless a log has all files and rows that ``_metadata`` files list."""
     assert isinstance(source, ParquetSource), "what this format is opened as"
     have = dict(zip(source.files, (footer.num_rows for footer in source.footers), strict=True))
     for file in metadata:
@@ -162,7 +162,7 @@ def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
 
 
 def _leaves(kind: pa.DataType) -> int:
-    """Return columns of a Parquet file that one of Arrow's takes."""
+    """Return the number of Parquet columns of an Arrow column."""
     if pa.types.is_struct(kind) or pa.types.is_map(kind):
         return sum(_leaves(kind.field(index).type) for index in range(kind.num_fields))
     if isinstance(kind, pa.BaseExtensionType):
@@ -171,13 +171,13 @@ def _leaves(kind: pa.DataType) -> int:
 
 
 def _holds_no_integers(kind: pa.DataType) -> bool:
-    """Return whether statistics of a column of this type are of texts or floating-point numbers."""
+    """Return whether a column's values are not integers, so its statistics do not help."""
     value = kind.value_type if is_list(kind) or pa.types.is_dictionary(kind) else kind
     return not (pa.types.is_integer(value) or pa.types.is_boolean(value))
 
 
 def _parquet_file(file: str, footer: pq.FileMetaData, stack: ExitStack) -> pq.ParquetFile:
-    # A buffered stream holds pages, not whole column chunks, of a row group.
+    # With a buffer, pages instead of whole column chunks are held in memory.
     source = local_path(file) if scheme_of(file) == "file" else open_file(file)
     how: dict[str, Any] = {"pre_buffer": False, "page_checksum_verification": True}
     return stack.enter_context(pq.ParquetFile(source, metadata=footer, buffer_size=1 << 20, **how))
@@ -191,9 +191,9 @@ def _footer(file: str) -> pq.FileMetaData:
 
 
 def _check_chunks(opened: Any, footer: pq.FileMetaData) -> None:
-    """Check that no other file's end lies between the last row group and the footer.
+    """Raise ValueError if another file ends between the last row group and the footer.
 
-    Files that were joined end with the footer of the last, which would be used on the first.
+    Joined files end with the footer of the last file, which would be applied to the first.
     """
     if not footer.num_row_groups or not footer.num_columns:
         return

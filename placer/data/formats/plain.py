@@ -1,7 +1,7 @@
-"""Blocks of delimited text without quotes, read in a third of the time that Arrow takes.
+"""Read blocks of delimited text without quotes, in a third of the time that Arrow takes.
 
-Their fields are where their separators are, and short numbers and texts are read where they lie.
-Whatever is unusual, such as a quote, a carriage return or a missing field, is left to Arrow.
+Separators are found in the block's bytes, and short numbers and texts are read in place. Blocks
+with anything unusual, such as a quote, a carriage return or a missing field, are left to Arrow.
 """
 
 import re
@@ -28,16 +28,16 @@ _UNUSUAL = b'"\r'
 _NEWLINE = ord("\n")
 _DIGIT = re.compile(rb"[0-9]")
 _MOST_MISSES = 3
-"""Blocks in turn that Arrow had to read, from which on all are left to it."""
+"""After this many blocks in a row that needed Arrow, leave all blocks to Arrow."""
 _BYTES = np.uint64(0x0101010101010101)
 """The lowest bit of each byte of a word."""
 _LOW_BITS = _BYTES * np.uint64(0x7F)
 _SCALES = np.array([1.0, *(10.0**n for n in range(7, -1, -1))])
-"""What to divide digits by: without a point (0), or with one in the first byte (1) to the last."""
+"""Divisors of digits, by the byte of the decimal point: none (0), the first (1) to the last."""
 
 
 class PlainText:
-    """Reads the columns of blocks that hold nothing but short numbers and texts."""
+    """Reads the columns of blocks with only short numbers and texts."""
 
     def __init__(self, columns: Columns, missing: Missing) -> None:
         layout = columns.layout
@@ -50,10 +50,10 @@ class PlainText:
         null_data = np.frombuffer(b"".join(nulls), dtype=np.uint8)
         self._null_keys = text_keys(null_data, starts, self._null_lengths)
         can_be = len(self._separator) == 1 and not layout.lists and kinds <= {"integer", "text"}
-        # Numbers that stand for a missing value, and decimal commas, are Arrow's.
+        # Leave decimal commas, and numbers that stand for missing values, to Arrow.
         can_be &= layout.decimal != "," and not any(map(_DIGIT.search, nulls))
         self._tries = _MOST_MISSES if can_be else 0
-        # Where fields end, in the same memory for every block.
+        # Ends of fields; every block reuses the memory.
         self._places = np.empty((2, 0), dtype=np.int64)
 
     def batch(self, block: Block, names: Sequence[str]) -> RawBatch | None:
@@ -68,7 +68,7 @@ class PlainText:
         if block.place.lines is not None or not set(self._columns.names) <= set(names):
             return None
         data = np.frombuffer(block.data, dtype=np.uint8)
-        # A byte in the whole buffer, of which the block is a part, is looked for in no time.
+        # Search the whole buffer of the block first: that is much faster.
         for byte in _UNUSUAL:
             if byte in block.data.obj and (data == byte).any():  # type: ignore[operator]
                 return None
@@ -79,7 +79,7 @@ class PlainText:
         numbers = {name: number for number, name in enumerate(names)}
 
         def field(name: str) -> tuple[Offsets, Offsets]:
-            """Starts and lengths of a column."""
+            """Return starts and lengths of a column's fields."""
             number = numbers[name]
             before = ends[number - 1] if number else np.concatenate(([-1], ends[-1, :-1]))
             starts = before + 1
@@ -117,7 +117,7 @@ class PlainText:
         return RawBatch(block.place, block.samples, features, dense, labels)
 
     def _without_nulls(self, keys: Keys, lengths: Offsets) -> Offsets:
-        """Lengths of texts, of those that stand for a missing value 0, and their keys too."""
+        """Return lengths, 0 for texts that stand for a missing value; set their keys to 0, too."""
         if not self._null_keys.size:
             return lengths
         short = np.flatnonzero(lengths <= self._null_lengths.max())
@@ -131,7 +131,7 @@ class PlainText:
     def _field_ends(
         self, data: npt.NDArray[np.uint8], records: int, fields: int
     ) -> npt.NDArray[np.int64] | None:
-        """Return where fields end, shape (fields, records); None if some record has not so many."""
+        """Return ends of fields, shape (fields, records); None if a record has more or fewer."""
         if self._places.shape[1] < records * fields:
             self._places = np.empty((2, records * fields), dtype=np.int64)
         in_order, by_field = self._places[:, : records * fields]
@@ -148,12 +148,12 @@ class PlainText:
             return None
         ends = by_field.reshape(fields, records)
         np.copyto(ends, in_order.reshape(records, fields).T)
-        # There are as many newlines as records: none is elsewhere if each is where it should be.
+        # There are as many newlines as records, so each must end a record's last field.
         return ends if (data[ends[-1]] == _NEWLINE).all() else None
 
 
 def _ids(words: Keys, starts: Offsets, lengths: Offsets) -> Keys | None:
-    """Whole numbers as keys, 0 where a field is empty; None if Arrow has to read them."""
+    """Return whole numbers as keys, 0 for empty fields; None if Arrow must read them."""
     text, lengths, negative = _without_sign(words, starts, lengths)
     values = _digits(text, lengths)
     if values is None:
@@ -164,14 +164,14 @@ def _ids(words: Keys, starts: Offsets, lengths: Offsets) -> Keys | None:
 
 
 def _numbers(words: Keys, starts: Offsets, lengths: Offsets) -> npt.NDArray[np.float32] | None:
-    """Return numbers such as -1.50, NaN where a field is empty; None if Arrow has to read them."""
+    """Return numbers such as -1.50, NaN for empty fields; None if Arrow must read them."""
     empty = lengths == 0
     text, lengths, negative = _without_sign(words, starts, lengths)
-    # In the byte of a text's point, the highest bit.
+    # Set the highest bit in the byte of a text's decimal point.
     point = text ^ (_BYTES * np.uint64(ord(".")))
     point = ~(((point & _LOW_BITS) + _LOW_BITS) | point | _LOW_BITS)
     has_point = point != 0
-    before = np.right_shift(point, np.uint64(7)) - np.uint64(1)  # All bits where there is none.
+    before = np.right_shift(point, np.uint64(7)) - np.uint64(1)  # All bits without a point.
     if has_point.any():
         if (point & (point - has_point)).any() or (lengths[has_point] < 2).any():
             return None
@@ -181,7 +181,7 @@ def _numbers(words: Keys, starts: Offsets, lengths: Offsets) -> npt.NDArray[np.f
     digits = _digits(text, lengths)
     if digits is None:
         return None
-    # Dividing in float64 rounds eight digits to the float32 that is nearest to them.
+    # Dividing in float64 gives the float32 nearest to the eight digits.
     values: npt.NDArray[np.float64] = digits / _SCALES.take(
         np.frexp(point.astype(np.float64))[1] >> 3
     )
@@ -193,10 +193,9 @@ def _numbers(words: Keys, starts: Offsets, lengths: Offsets) -> npt.NDArray[np.f
 def _without_sign(
     words: Keys, starts: Offsets, lengths: Offsets
 ) -> tuple[Keys, Offsets, npt.NDArray[np.bool_]]:
-    """Return fields of up to eight characters as words, the last character highest; their lengths.
+    """Return fields without a leading minus as words, their lengths, and which had a minus.
 
-    Also which of them began with a minus, which is no part of them. Of a longer field the word is
-    no number.
+    The last character is the highest byte. The word of a field over eight characters is no number.
     """
     text = first_words(words, starts)
     negative = (text & np.uint64(0xFF) == np.uint64(ord("-"))) & (lengths > 1)
@@ -208,7 +207,7 @@ def _without_sign(
 
 
 def _digits(text: Keys, lengths: Offsets) -> Keys | None:
-    """Values of digits that end in the highest byte; None if some are none, or more than eight."""
+    """Return values of words of digits; None if a word has others, or more than eight."""
     if int(lengths.max(initial=0)) > 8:
         return None
     text = text ^ (

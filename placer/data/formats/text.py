@@ -1,4 +1,4 @@
-"""Text formats: blocks of whole records, each a line or, between quotes, several."""
+"""Read text files as blocks of whole records: lines, or several lines joined by quotes."""
 
 import codecs
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -17,7 +17,7 @@ MOST_LINE_BYTES = 16 << 20
 """Longest line of a log."""
 BLOCK_BYTES = 2 << 20
 HEAD_BYTES = 1 << 20
-"""How much of a log's first file is looked at to tell what its columns are."""
+"""Bytes of a log's first file that are looked at to infer its columns."""
 _PIECE_BYTES = 96 << 10
 _NEWLINE, _RETURN, _QUOTE = ord("\n"), ord("\r"), ord('"')
 
@@ -27,7 +27,7 @@ class Block:
     """Whole records of a file."""
 
     place: Place
-    header: bytes | None  # The file's first line, where it names the columns.
+    header: bytes | None  # The file's first line if it names the columns.
     data: memoryview
     samples: int
 
@@ -38,8 +38,8 @@ Parse = Callable[[Block], RawBatch]
 class TextReader:
     """Reads text files in blocks of whole records.
 
-    With a `header` the first record of each file is no sample; with `quotes` a newline between
-    double quotes ends no record.
+    If `header` is true, the first record of each file is not a sample. If `quotes` is true, a
+    newline between double quotes does not end a record.
     """
 
     def __init__(
@@ -47,13 +47,13 @@ class TextReader:
     ) -> None:
         self._files, self._parse = files, parse
         self._has_header, self._quotes = header, quotes
-        # What was read: the block's records, then what follows them. The next block is read into
-        # the same memory: pages that a process is given again cost as much as reading them.
+        # Bytes read: the block's records, then the beginning of the next. All blocks share this
+        # memory, as getting new pages from the system costs as much as reading into them.
         self._buffer = bytearray()
         self._size = 0
 
     def spans(self) -> Generator[Span]:
-        """Yield the blocks of all files; one that is skipped is never parsed."""
+        """Yield the blocks of all files. A block that is skipped is never parsed."""
         found_any = False
         for file in self._files:
             header, end, line = None, 0, 1
@@ -75,7 +75,7 @@ class TextReader:
                 raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
 
     def _next_records(self, stream: IO[bytes], file: str, line: int, behind: int) -> "_Records":
-        """Read the records after the first `behind` bytes, which are done with; none at the end."""
+        """Drop the first `behind` bytes and read the next records; none at the file's end."""
         self._size -= behind
         self._buffer[: self._size] = self._buffer[behind : behind + self._size]
         while True:
@@ -104,7 +104,7 @@ class TextReader:
         return _Records(file, line, lines.size, memoryview(self._buffer)[:end], ends, newlines)
 
     def _read_more(self, stream: IO[bytes], file: str) -> int:
-        """Read behind what there is; how many bytes, 0 at the file's end."""
+        """Append a block to the buffer; return the number of bytes, 0 at the file's end."""
         start = self._size
         if len(self._buffer) <= start + BLOCK_BYTES:  # One more for a newline.
             room = bytearray(2 * start + BLOCK_BYTES + 1)
@@ -114,7 +114,7 @@ class TextReader:
         return guarded(lambda: int(stream.readinto(free)), file)  # type: ignore[attr-defined]
 
     def _too_long(self, file: str, line: int, start: int) -> DataError:
-        """Return what to say of a line that does not end, which begins at a place in the buffer."""
+        """Return an error for a line without an end that begins at `start` in the buffer."""
         line += self._buffer.count(b"\n", 0, start)
         if self._quotes and self._buffer.find(b'"', start, self._size) >= 0:
             return DataError(
@@ -129,24 +129,24 @@ class TextReader:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Records:
-    """Records of a file that are in memory."""
+    """Consecutive records of a file, in memory."""
 
     file: str
-    line: int  # At which they begin.
-    lines: int  # How many they take.
+    line: int  # Number of the first line.
+    lines: int  # Number of lines.
     data: memoryview
-    ends: npt.NDArray[np.int64]  # Of each record, its newline included.
-    newlines: npt.NDArray[np.int64] | None  # Where some record has several lines.
+    ends: npt.NDArray[np.int64]  # End of each record, newline included.
+    newlines: npt.NDArray[np.int64] | None  # None if each record is one line.
 
     def span(self, first: int, header: bytes | None, parse: Parse) -> Span:
-        """Return the records from one on, which are parsed when one of them is read."""
+        """Return the records from `first` on as a span, parsed when it is first read."""
         parsed: RawBatch | None = None
 
         def read(start: int, stop: int) -> RawBatch:
             nonlocal parsed
             if parsed is None:
                 parsed = parse(self._block(first + start, header))
-            # It was parsed from the record on that was read first.
+            # Parsing began at the record that was read first.
             before = self.ends.size - first - parsed.samples
             return parsed.slice(start - before, stop - before)
 
@@ -159,7 +159,7 @@ class _Records:
             starts = np.concatenate([[start], ends[:-1]])
             lines = self.line + np.searchsorted(self.newlines, starts)
             line = int(lines[0])
-        # Arrow would take a blank line for a sample of which every field is missing, or for none.
+        # Arrow would take a blank line for a sample with all fields missing, or skip it.
         lengths = np.diff(ends, prepend=start)
         text = np.frombuffer(self.data, dtype=np.uint8)
         blank = (lengths == 1) | ((lengths == 2) & (text[ends - lengths] == _RETURN))
@@ -171,7 +171,7 @@ class _Records:
 
 
 def _before_blank(buffer: bytearray, end: int) -> int:
-    """Return where a block of lines ends without the blank lines at its end."""
+    """Return the end of a block of lines without the blank lines at its end."""
     start = end
     while start and buffer[start - 1] in (_NEWLINE, _RETURN):
         start -= 1
@@ -179,7 +179,7 @@ def _before_blank(buffer: bytearray, end: int) -> int:
 
 
 def pieces(text: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """Yield parts of a block that fit a processor's cache, what is found in them, and where."""
+    """Yield places and parts of a block. A part and its temporary arrays fit a CPU cache."""
     for first in range(0, text.size, _PIECE_BYTES):
         yield first, text[first : first + _PIECE_BYTES]
 
@@ -187,7 +187,7 @@ def pieces(text: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.ui
 def record_ends(
     block: bytes | memoryview, quotes: bool
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return where records end, newline included, and the newlines where some record has several.
+    """Return ends of records, and places of newlines if some record has several, else None.
 
     >>> record_ends(b'1,"a\\nb"\\n2,c\\n', quotes=True)
     (array([ 8, 12]), array([ 4,  7, 11]))
@@ -199,7 +199,7 @@ def record_ends(
     newlines = np.concatenate([np.zeros(0, np.int64), *found])
     if not quotes or not (text == _QUOTE).any():
         return newlines + 1, None
-    # A newline ends a record unless a quote is open: a quote within quotes is written twice.
+    # A newline ends a record unless a quote is open. Quotes within quotes are doubled.
     opened = np.searchsorted(np.flatnonzero(text == _QUOTE), newlines) % 2 == 1
     if not opened.any():
         return newlines + 1, None
@@ -207,7 +207,7 @@ def record_ends(
 
 
 def head_lines(file: str) -> bytes:
-    """Whole lines at the beginning of a file, the last one complete or not at the file's end."""
+    """Return whole lines at the beginning of a file; a last line without newline gets one."""
     start = head(file, HEAD_BYTES)
     is_whole = len(start) < HEAD_BYTES
     start = start.removeprefix(codecs.BOM_UTF8)
@@ -233,10 +233,10 @@ def head_lines(file: str) -> bytes:
 
 
 def lone_return(block: Block) -> DataError | None:
-    """Return a carriage return within a line, which Arrow would take for its end, if any."""
+    """Return an error if a carriage return is within a line: Arrow would end the line there."""
     text = np.frombuffer(block.data, dtype=np.uint8)
     returns = np.flatnonzero(text == _RETURN)
-    # A block ends with a newline, so that something follows.
+    # A block ends with a newline, so each carriage return is followed by a byte.
     lone = returns[text[np.minimum(returns + 1, text.size - 1)] != _NEWLINE]
     if not lone.size:
         return None

@@ -1,4 +1,4 @@
-"""What texts of a column hold: lists of ids, numbers, amounts, objects of JSON, prose.
+"""Tell what texts of a column hold: lists of ids, numbers, amounts, JSON objects, prose.
 
 Lists are written as ``12|7|9``, ``[12, 7]``, ``{12,NULL}``, ``['a' 'b']``.
 """
@@ -16,34 +16,34 @@ from placer.data.keys import list_offsets
 from placer.data.layout import Decimal, IdType
 
 _PLAIN_SEPARATORS = ("\x01", "\x02", "\x03", "|", "^")
-"""They separate ids and nothing else. The first three are Hive's, the outermost first."""
+"""They only ever separate ids. The first three are Hive's, the outermost first."""
 _SEPARATORS = (*_PLAIN_SEPARATORS, ";", ",", " ")
 _BRACKETS = r"^(?:\[([^\[\]]*)\]|\(([^()]*)\)|\{([^{}]*)\})$"
 _WRAPPED = r"^[\w.]+\(([\[({].*[\])}])(?:,\s*dtype=[^()]*)?\)$|\bnp\.\w+\(([^()]*)\)"
-"""A list, or a number of one, as NumPy and PyTorch show it: ``array([1, 2])``, ``np.int64(1)``."""
+"""A list or number as NumPy and PyTorch print it: ``array([1, 2])``, ``np.int64(1)``."""
 _QUOTED_COMMA = r"['\"]\s*,\s*['\"]?|,\s*['\"]"
-"""Between texts in quotes; a comma without a quote beside it is a part of one."""
+"""A separator between quoted texts. A comma without a quote beside it is part of a text."""
 ELIDED = "..."
-"""What NumPy and pandas write for the elements of a long list that they leave out."""
+"""NumPy and pandas write it for omitted elements of a long list."""
 _WHOLE, _PADDED = r"^-?[0-9]+$", r"^0[0-9]"
 _NUMBER = r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"
 _CODE = r"^[\w-]*[0-9][\w-]*$"
-"""What a word between blanks has to be, such as N412 or B00004U9JP, so that it is an id."""
+"""Words between blanks are ids if they look like this, such as N412 or B00004U9JP."""
 _CODES, _SINGLE_WORDS = 0.99, 3
-"""Share of such words among all; ids of one word each in a text that are no phrase."""
+"""Least share of such words; least mean number of one-word ids in a text that is a list."""
 _ALONE = 0.9
-"""Share of the ids of few lists that stand alone in other texts, from which on they are lists."""
+"""Texts are lists if at least this share of their ids also stand alone in other texts."""
 _LEAST_SHARE = 0.05
-"""Share of a column's texts that hold a separator, from which on they are lists."""
+"""Texts are lists only if at least this share of them hold the separator."""
 _MOST_SAMPLES = 2000
 _LIST = re.compile(r"\s*[\[({].*[\])}]\s*|[^\s|^;,]+(?:[\s|^;,\x01-\x03]+[^\s|^;,]+)+", re.DOTALL)
 THOUSANDS: dict[Decimal, str] = {".": "[,'’]", ",": "[. \u00a0\u202f]"}
-"""What may stand between thousands, by what begins decimals."""
+"""Pattern of thousands separators, by decimal separator."""
 GROUPED: dict[Decimal, str] = {
     decimal: rf"[-+]?[0-9]{{1,3}}(?:{between}[0-9]{{3}})+(?:[{decimal}][0-9]*)?"
     for decimal, between in THOUSANDS.items()
 }
-"""Numbers with separators between thousands."""
+"""Pattern of numbers with thousands separators, by decimal separator."""
 _NESTED = re.compile(r"[\[({]\s*[\[({]")
 _NUMBERS = tuple(
     re.compile(rf"[-+]?([0-9]{{1,3}})((?:{thousands}[0-9]{{3}})*)(?:{decimals}[0-9]+)?")
@@ -52,14 +52,14 @@ _NUMBERS = tuple(
 _UNITS = re.compile(r"[$€£¥%]")
 _LEAST_TEXTS = 50
 _PROSE_BYTES, _PROSE_WORDS, _PROSE_DISTINCT = 60, 8, 0.9
-"""Mean length, mean words and share of distinct texts from which on texts are prose."""
+"""Least mean bytes, mean words and share of distinct texts of prose."""
 
 
 def split_lists(texts: pa.Array, separator: str) -> pa.Array:
-    """Return the elements of lists in texts (large strings), as texts; a missing list is empty.
+    """Split texts (large strings) into lists of texts; a missing text becomes an empty list.
 
-    Brackets around a list, quotes and blanks around its elements, and a separator at its ends are
-    no part of it. A blank as separator is any number of blanks and newlines.
+    Brackets around a list, quotes and blanks around elements, and a separator at either end are
+    removed. A blank as `separator` stands for any number of blanks and newlines.
 
     >>> split_lists(pa.array(["[1 2]", "3", "[]"], pa.large_string()), " ").to_pylist()
     [['1', '2'], ['3'], []]
@@ -86,10 +86,10 @@ def split_lists(texts: pa.Array, separator: str) -> pa.Array:
 
 
 def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType | None] | None:
-    """Return what separates ids in texts that are lists, and how to read them; None if none are.
+    """Return the separator and type of ids in texts that are lists; None if they are not.
 
-    Lists of numbers that are no ids are read as nothing. Numbers, words with a digit, and what
-    stands in brackets are no prose, however long it is.
+    The type is None for lists of numbers that are not ids. Long texts are still lists, instead of
+    prose, if they hold numbers or words with a digit, or are in brackets.
 
     >>> find_lists(["[12, 7]", "[]", "[3]"], ())
     (',', 'integer')
@@ -107,7 +107,7 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
     few = len(bare) * _LEAST_SHARE
     separators: tuple[str, ...] = (",", *_SEPARATORS) if bracketed else _SEPARATORS
     if bracketed and pc.any(_matches(bare, r"^['\"]")).as_py():
-        # Of texts in quotes, which may hold blanks and all else; NumPy writes no commas.
+        # Texts in quotes may hold any separator. NumPy separates them by blanks, others by commas.
         separators = (" ",) if pc.any(_matches(bare, r"['\"]\s+['\"]")).as_py() else (",",)
     for separator in separators:
         is_last = separator == separators[-1]
@@ -135,8 +135,8 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
             return separator, "text"
         if is_last:
             continue
-        # Words of a phrase are separated too: ids are many times fewer than what they make, or
-        # many, of one word each.
+        # Phrases have separators, too. In lists, distinct ids are far fewer than distinct texts, or
+        # ids are single words, several a text.
         words = not pc.any(pc.match_substring(ids, " ")).as_py()
         if len(ids.unique()) < 0.5 * len(bare.unique()) or (
             words and len(ids) >= _SINGLE_WORDS * len(bare)
@@ -146,9 +146,9 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
 
 
 def whole_type(ids: pa.Array) -> IdType | None:
-    """Return what ids are read as if there are some, and all are whole numbers; else None.
+    """Return the type of ids if all are whole numbers; None if not, or if there are none.
 
-    Those of more than 64 bits are texts; with zeros before them they are no numbers.
+    Numbers of more than 64 bits are texts. Ids with leading zeros are not numbers.
 
     >>> whole_type(pa.array(["7", "18446744073709551615"])), whole_type(pa.array(["07"]))
     ('unsigned', None)
@@ -167,7 +167,7 @@ def whole_type(ids: pa.Array) -> IdType | None:
 
 
 def separator_in(text: str) -> str | None:
-    """Return what separates ids in a text that looks like several, if it does.
+    """Return the separator of ids in a text that looks like a list, else None.
 
     >>> separator_in("1|2"), separator_in("[7]"), separator_in("abc")
     ('|', ',', None)
@@ -197,7 +197,7 @@ def _share(texts: pa.Array, pattern: str) -> float:
 
 
 def no_ids(texts: Sequence[str]) -> str | None:
-    """Return why texts of a column are no ids, and what to do about it; None if they may be some.
+    """Return why texts of a column are not ids, and a remedy; None if they may be ids.
 
     >>> no_ids(["$1.50", "$12.00"])
     "it holds amounts such as '$1.50'; write them as numbers, such as 1234.5"
@@ -219,7 +219,7 @@ def no_ids(texts: Sequence[str]) -> str | None:
 
 
 def prose(texts: Sequence[str], distinct_share: float) -> str | None:
-    """Return why texts are prose, if they are; `distinct_share` is the share of distinct ones."""
+    """Return why texts are prose, else None. `distinct_share` is the share of distinct texts."""
     if len(texts) >= _LEAST_TEXTS and distinct_share > _PROSE_DISTINCT:
         length = sum(map(len, texts)) // len(texts)
         words = sum(len(text.split()) for text in texts) // len(texts)
@@ -229,9 +229,9 @@ def prose(texts: Sequence[str], distinct_share: float) -> str | None:
 
 
 def decimal_of(texts: Sequence[str]) -> Decimal | None:
-    """Return what begins the decimals of numbers of which some have separators between thousands.
+    """Return the decimal separator of numbers, if some of them have thousands separators.
 
-    None if some text is no number, or if they could be read in both ways.
+    None if some text is not a number, or if both decimal separators are possible.
 
     >>> decimal_of(["12.5", "1,484.20"]), decimal_of(["12,5", "1.484,20"]), decimal_of(["1,484"])
     ('.', ',', None)
@@ -241,7 +241,7 @@ def decimal_of(texts: Sequence[str]) -> Decimal | None:
         point = re.escape(decimal)
         number = re.compile(rf"{grouped}|[-+]?[0-9]*(?:{point}[0-9]+)?(?:[eE][-+]?[0-9]+)?")
         if all(map(number.fullmatch, texts)):
-            # 101,202 may be two ids: numbers are known by a decimal that is none of thousands.
+            # 101,202 may be two ids: only a decimal separator proves numbers.
             has_decimals = any(decimal in text for text in texts)
             if has_decimals and any(re.match(grouped, text) for text in texts):
                 found.append(decimal)
@@ -249,14 +249,14 @@ def decimal_of(texts: Sequence[str]) -> Decimal | None:
 
 
 def _are_amounts(texts: Sequence[str]) -> bool:
-    """Return whether texts are numbers with a unit, or with separators between thousands."""
+    """Return whether texts are numbers with a unit, or with thousands separators."""
     has_units = any(map(_UNITS.search, texts))
     bare = [_UNITS.sub("", text).strip() for text in texts] if has_units else texts
     for number in _NUMBERS:
         if not number.fullmatch(bare[0]):
-            continue  # Of most columns no further text is looked at.
+            continue  # For most columns, one text is enough.
         found = [number.fullmatch(text) for text in bare]
-        # 101,202 may be a list of two ids; in 1,234 the first digits are fewer.
+        # 101,202 may be a list of two ids; 1,234 has fewer digits first, so it is a number.
         grouped = any(one and one[2] and len(one[1]) < 3 for one in found)
         if all(found) and (has_units or grouped):
             return True
@@ -264,7 +264,7 @@ def _are_amounts(texts: Sequence[str]) -> bool:
 
 
 def _is_object(text: str) -> bool:
-    """Return whether a text is an object of JSON."""
+    """Return whether a text is a JSON object."""
     if not text.startswith("{"):
         return False
     try:

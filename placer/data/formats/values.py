@@ -1,4 +1,4 @@
-"""How the values of columns become keys and numbers."""
+"""Turn the values of Arrow columns into keys and numbers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from placer.data.source import Place, RawBags, RawBatch
 from placer.errors import DataError
 
 _MOST_NULL = 8
-"""Characters of a text that may stand for a missing value."""
+"""Suggest --null for texts shorter than this: they may stand for a missing value."""
 _WHOLE = 1 << 53
-"""Beyond it, floating-point numbers no longer tell neighbouring whole numbers apart."""
+"""From here on, float64 cannot represent every whole number."""
 
 
 def raw_batch(
     batch: pa.RecordBatch | pa.Table, place: Place, columns: Columns, missing: Missing
 ) -> RawBatch:
-    """Return the samples of a batch of Arrow's, from the columns that are read."""
+    """Return the samples of an Arrow batch, with the columns that are read."""
     features = {}
     for name in columns.sparse:
         ids = _ids(batch, name, columns.layout, place)
@@ -48,7 +48,7 @@ def raw_batch(
 
 
 def _where(ids: pa.Array, place: Place) -> str:
-    """Return the sample with the longest text, or the first."""
+    """Return the place of the longest text, or of the first sample if there are no texts."""
     if not is_text(ids.type) or is_list(ids.type) or pa.types.is_dictionary(ids.type):
         return f"{place.of(0)} and on"
     lengths = pc.fill_null(pc.binary_length(ids), 0).to_numpy(zero_copy_only=False)
@@ -73,7 +73,7 @@ def _ids(batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Pla
 def _split(
     column: pa.Array, name: str, separator: str, kind: IdType, place: Place, nulls: Sequence[str]
 ) -> pa.Array:
-    """Lists that texts hold."""
+    """Return a column of texts as lists."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
@@ -94,7 +94,7 @@ def _split(
 def _listed(
     offsets: npt.NDArray[np.int64], elements: pa.Array, name: str, kind: IdType, place: Place
 ) -> pa.Array:
-    """Return lists of texts, which are whole numbers unless their column is of texts."""
+    """Return lists of elements, converted to whole numbers unless the ids are texts."""
     if kind != "text":
         samples = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
         elements = _integers(elements, name, kind, place, samples)
@@ -102,7 +102,7 @@ def _listed(
 
 
 def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
-    """Return a column in which the values that stand for a missing one are missing, in lists too.
+    """Return a column with null for values that stand for a missing value, in lists too.
 
     >>> present(pa.array(["NA", "a"]), ["NA"]).to_pylist(), present(pa.array([-1, 2]), ["-1"])[0]
     ([None, 'a'], <pyarrow.Int64Scalar: None>)
@@ -125,7 +125,7 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
         known = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(kind)
         lengths = pc.binary_length(column)
         if not pc.any(pc.is_in(lengths, pc.binary_length(known).cast(lengths.type))).as_py():
-            return column  # Without a look at the texts.
+            return column  # No need to compare the texts.
     elif pa.types.is_integer(kind):
         least, most = np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max
         whole = [int(one) for one in numbers_among(tuple(nulls)) if one == int(one)]
@@ -155,7 +155,7 @@ def _integers(
     place: Place,
     samples: npt.NDArray[np.int64] | None = None,
 ) -> pa.Array:
-    """Return texts as whole numbers; an empty one is missing."""
+    """Return texts as whole numbers; an empty text is missing."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
@@ -175,7 +175,7 @@ def _integers(
 
 
 def wrong_id(place: str, name: str, value: object, kind: IdType) -> DataError:
-    """Return what to say of an id of another type than its column's."""
+    """Return an error for an id of another type than its column."""
     what = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     fix = 'if its ids are texts, say so in a schema: type = "text"'
     between = separator_in(what) if isinstance(what, str) else None
@@ -201,7 +201,7 @@ _CALLED: Mapping[IdType, str] = {
 
 
 def _whole(column: pa.Array, name: str, place: Place) -> pa.Array:
-    """Ids that were written as floating-point numbers, as pandas does where some are missing."""
+    """Return ids written as floating-point numbers; pandas does so if some are missing."""
     numbers = column.to_numpy(zero_copy_only=False).astype(np.float64)
     missing = np.isnan(numbers)
     with np.errstate(invalid="ignore"):
@@ -219,7 +219,7 @@ def _whole(column: pa.Array, name: str, place: Place) -> pa.Array:
 def _numbers(
     batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Place
 ) -> npt.NDArray[np.float32]:
-    """Return a numeric column, which may be written as text; NaN where a value is missing."""
+    """Return a numeric column, converted from text if needed; NaN for missing values."""
     column = present(single(batch.column(name)), layout.nulls)
     try:
         if is_text(column.type):
@@ -237,7 +237,7 @@ def _numbers(
 
 
 def _ungrouped(texts: pa.Array, decimal: Decimal) -> pa.Array:
-    """Return numbers in texts without separators between thousands, and with a decimal point."""
+    """Remove thousands separators from numbers in texts, and write decimal points."""
     texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
     grouped = pc.match_substring_regex(texts, f"^(?:{GROUPED[decimal]})$")
     bare = pc.replace_substring_regex(texts, THOUSANDS[decimal], "")

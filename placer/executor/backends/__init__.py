@@ -1,4 +1,4 @@
-"""Backends: the kernels that read and update arenas, by name."""
+"""Choose a backend, the kernels that read and update arenas, by name."""
 
 import importlib.util
 
@@ -16,10 +16,10 @@ def make_backend(
 ) -> Backend:
     """Return the backend called `name`; ``auto`` takes the fastest that is installed.
 
-    ``numba`` and ``torch`` keep both tiers in the host's memory and read all rows in place.
-    ``triton`` and ``tiered`` give each tier memory of its own: the first with kernels in Triton,
-    the second in plain PyTorch, which is slower and runs on every device. The latter takes the
-    place of the former where a plan `needs_tiers`, as some of its rows cannot be read in place.
+    ``numba`` and ``torch`` keep all rows in host memory and read them in place. ``triton`` and
+    ``tiered`` keep the tiers in separate memories. ``triton`` has Triton kernels. ``tiered`` is
+    plain PyTorch, slower, and runs on every device. If a plan `needs_tiers`, because some of its
+    rows cannot be read in place, ``tiered`` replaces ``numba`` and ``torch``.
     """
     if name not in BACKENDS:
         raise BackendError(f"no backend {name!r}; there are {', '.join(BACKENDS)}")
@@ -55,5 +55,5 @@ def _host_backend(name: str) -> Backend:
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # What `sys.modules[package] = None` gives.
+    except ValueError:  # After `sys.modules[package] = None`.
         return False

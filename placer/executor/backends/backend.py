@@ -1,9 +1,8 @@
-"""The base of all backends, which is itself a backend: plain PyTorch in two memories.
+"""The base class of all backends, itself a backend in plain PyTorch.
 
-Before a step runs, its rows are located: ids become slots, rows that are staged or cached are
-copied to entries in HBM, and every lookup gets the *place* of its row. Forward and update see
-places alone. So staging, caching and reading in place differ only here, and their results are
-bit-equal.
+Before a step runs, its rows are located: ids become slots, staged and cached rows are copied to
+entries in HBM, and every lookup gets the *place* of its row. Forward and update use places only. So
+staging, caching and reading in place differ only here, and give bit-equal results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,19 +40,18 @@ from placer.growing import Growing
 from placer.tables import Table
 
 _SEGMENT_TABLES = 16
-"""Shapes of batches whose segment tables are kept."""
+"""Number of batch shapes whose segment tables are cached."""
 
 
 class Backend(TorchKernels):
-    """Reads and updates one arena at a time. Backends differ in rounding alone.
+    """Reads and updates one arena at a time. Results of backends differ by rounding only.
 
     All backends are deterministic: sums run in the order of the lookups, on any number of threads.
-    This one is plain PyTorch; others override what they compute in another way.
+    This class is plain PyTorch, and other backends override some of its methods.
 
-    Preparing a step takes the most memory while staged and cached rows get entries, because arrays
-    of lookups are freed as early as possible. Rows are copied on a stream of their own: the link
-    limits the copies, and HBM limits the rest. So the rows of one batch are found while those of
-    the batch before it are still on the link.
+    Arrays of lookups are freed as early as possible, so the peak of memory is where staged and
+    cached rows get entries. Rows are copied on a separate stream, because the link limits copies
+    and HBM limits other work. So a batch's rows are found while the last batch's rows are copied.
 
     Parameters
     ----------
@@ -61,20 +59,20 @@ class Backend(TorchKernels):
     policy : {"lfu", "rank"}
         Which cached rows are evicted first.
     host : Backend or None
-        What the CPU pools with, for rows whose lookup is ``host``. None where all rows are in the
-        host's memory and are read in place, whatever their lookup.
+        The backend that pools rows of lookup kind ``host`` on the CPU. None if all rows are in
+        host memory and are read in place.
 
     Attributes
     ----------
     name : str
     in_one_memory : bool
     can_be_captured : bool
-        Whether steps over rows in HBM never wait for the device: CUDA graphs may hold them.
+        Whether steps over rows in HBM never wait for the device, so that CUDA graphs can run them.
     is_written : bool
-        Whether something other than a prepared step may have read or written rows. A batch that is
-        found on another stream then waits for it.
+        Whether something other than a prepared step may have read or written rows. If so, finding
+        a batch on another stream first waits for that.
     counts : LookupCounts
-        Nothing is counted where all rows are in one memory.
+        Counts of lookups; nothing is counted if all rows are in one memory.
     """
 
     def __init__(
@@ -89,15 +87,15 @@ class Backend(TorchKernels):
         self._device, self._policy = device, policy
         self._window = Window()
         self._faults = Faults(device)
-        # Batches of one shape share their segment tables, which are on the device already.
+        # Batches of one shape share segment tables, to avoid copies to the device.
         self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(SegmentTable.of, device))
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
-            # High priority: the copies need few programs, and these must keep the link busy.
+            # High priority, as the copies need few programs, which must keep the link busy.
             self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def allocate(self, spec: ArenaSpec, drive: Path | None = None) -> Arena:
-        """Return zeroed memory for an arena; `drive` is the folder of rows on a drive."""
+        """Allocate zeroed memory for an arena; `drive` is the folder for rows on a drive."""
         return allocate(spec, self._device, None if self.in_one_memory else self._policy, drive)
 
     def key_maps(
@@ -107,7 +105,7 @@ class Backend(TorchKernels):
         return GrowingKeys(growing, tables, seed)
 
     def follow(self, stream: torch.cuda.Stream) -> None:
-        """Copy rows only after the work that is queued on `stream` by now."""
+        """Make later copies of rows wait for the work queued on `stream` now."""
         if self._stream is not None:
             self._stream.wait_stream(stream)
 
@@ -122,13 +120,13 @@ class Backend(TorchKernels):
     ) -> tuple[ArenaStep, ...]:
         """Find a batch's rows; `training` says that a backward pass may follow.
 
-        `fault` is lowered to the place of the first bad id. A caller that passes it also calls
-        `watch`.
+        `fault` is lowered to the position of the first bad id. If the caller passes it, the caller
+        must also call `watch`.
 
         Raises
         ------
         DataError
-            If an id is no row of its table. On a GPU a later call raises, so that nothing waits.
+            If an id is no row of its table. On a GPU a later call raises, to avoid waiting.
         """
         found = self.new_fault() if fault is None else fault
         with phase("map"):
@@ -148,16 +146,16 @@ class Backend(TorchKernels):
         )
 
     def new_fault(self) -> Tensor:
-        """Return an int64 tensor of shape (1,) that says: no bad id so far."""
+        """Return an int64 tensor of shape (1,) for the position of the first bad id."""
         return self._faults.new()
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Raise for a batch's bad ids, if it had any: now on a CPU, at a later batch on a GPU."""
+        """Raise DataError for a batch's bad ids: now on a CPU, at a later batch on a GPU."""
         self._faults.poll()
         self._faults.watch(fault, batch, features)
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
-        """Sum of each bag's rows, each times its weight: float32, shape (bags, width)."""
+        """Return the weighted sum of each bag's rows: float32, shape (bags, width)."""
         shape = step.reads.bags, arena.spec.key.width
         out = torch.empty(shape, dtype=torch.float32, device=self._device)
         step.wait_for_rows(self._device)
@@ -169,14 +167,14 @@ class Backend(TorchKernels):
         return out
 
     def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
-        """Return gradients of an arena's bags from its segments': float32, (bags, width).
+        """Join the gradients of an arena's segments to those of its bags: float32, (bags, width).
 
-        Gradients that follow one another in memory, as those of joined rows do, are not copied.
+        Gradients that are contiguous in memory are not copied.
         """
         whole = in_one_piece(gradients)
         if whole is not None:
             return whole
-        # One kernel for all segments instead of one copy each.
+        # One kernel for all segments, not one each.
         none = torch.empty((0, arena.spec.key.width), dtype=torch.float32, device=self._device)
         return torch.cat([none, *gradients])
 
@@ -188,9 +186,9 @@ class Backend(TorchKernels):
         weights: Tensor | None,
         rule: Rule,
     ) -> None:
-        """Sum the gradients of each row and apply the rule once to it.
+        """Sum the gradients of each row and apply the rule to it once.
 
-        `gradients` are of the bags: float32, shape (bags, width), contiguous.
+        `gradients` are those of the bags: float32, shape (bags, width), contiguous.
         """
         runs, places = step.runs, step.run_places
         if runs is None or places is None:
@@ -209,16 +207,16 @@ class Backend(TorchKernels):
     def sliced_update(
         self, column_slices: Sequence[SliceReads]
     ) -> tuple[list[tuple[Arena, RowReads, Rule]], Tensor]:
-        """Sum the gradients of a table whose rows are spread over several column slices.
+        """Sum the gradients of a table with several column slices, before its update.
 
-        Under row-wise Adagrad the state grows by mean(g²) over the whole row, so all column slices
-        are summed before `update_rows` changes one. The same lookups read every column slice,
-        hence the order of one serves all.
+        With row-wise Adagrad the state grows by mean(g²) over the whole row, so `update_rows` must
+        wait for the sums of all column slices. The same lookups read every column slice, so they
+        are sorted once.
 
         Returns
         -------
-        What each column slice sums; and Σ g² of the summed gradient of each row that was read, in
-        the order of slots, over the column slices at hand: float32, shape (at least runs,).
+        The arguments of `update_rows` for each column slice; and Σ g² of each row's summed gradient
+        over these column slices, in the order of slots: float32, shape (at least runs,).
         """
         runs = self.find_runs(column_slices[0].of(column_slices[0].step.slots))
         first = runs.order.index_select(0, runs.firsts)
@@ -235,13 +233,13 @@ class Backend(TorchKernels):
             self.squares(row_reads, own)
             if self.in_one_memory:
                 parts.append(own[: int(runs.count)])
-            else:  # Added up at once, so that a device holds at most two of them.
+            else:  # Add at once, to keep at most two tensors.
                 parts = [parts[0].add_(own)] if parts else [own]
         squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
         return updates, squares
 
     def weight_gradients(self, arena: Arena, step: ArenaStep, gradients: Tensor) -> Tensor:
-        """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
+        """Return gradients of lookups' weights, row · gradient of the bag: shape (lookups,)."""
         out = torch.empty(step.reads.lookups, dtype=torch.float32, device=self._device)
         self.dot_rows(arena.weights, step.places, self.bags_of_lookups(step.reads), gradients, out)
         if step.host is not None:
@@ -249,15 +247,15 @@ class Backend(TorchKernels):
         return out
 
     def open_step(self) -> Ticket:
-        """Return the ticket of a step whose rows have been found without `prepare`."""
+        """Open a step whose rows were found without `prepare`, and return its ticket."""
         return self._window.open()
 
     def is_open(self, ticket: Ticket | None) -> bool:
-        """Return whether a step's backward pass may still come."""
+        """Return whether a step is open: its backward pass may still come."""
         return self._window.is_open(ticket)
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
-        """End a step: its rows have been updated, or never will be."""
+        """End a step after its update, or if it gets none."""
         for step in steps:
             if step.ticket is not None:
                 self._window.close(step.ticket)
@@ -293,16 +291,17 @@ class Backend(TorchKernels):
         ticket: Ticket,
         training: bool,
     ) -> ArenaStep:
-        """Find where the rows of an arena's lookups are, and copy staged and cached ones to HBM.
+        """Find the places of an arena's lookups, and copy staged and cached rows to HBM.
 
-        `all_slots` are by arena; those of one with a row cache are taken out.
+        `all_slots` has the slots by arena. Slots of arenas with a row cache are removed, to free
+        memory.
         """
         spec, slots = arena.spec, all_slots[index]
         self.counts.add(slots, spec, reads, arena.row_cache)
         host = runs = run_places = None
         if spec.host_start < spec.rows and reads.lookups:
             host = self._host.reads(slots, reads.offsets, spec.host_start)
-        # Where rows have several column slices, the lookups of their tables are sorted by slot.
+        # The update of rows with several column slices sorts their lookups by slot.
         kept = slots if spec.key.splits_rows else slots.new_empty(0)
         if arena.row_cache is not None and reads.lookups:
             del slots
@@ -315,7 +314,7 @@ class Backend(TorchKernels):
         return ArenaStep(reads, places_of(spec, 0, slots), kept, ticket, runs, run_places, host)
 
     def runs_and_places(self, spec: ArenaSpec, slots: Tensor) -> tuple[Runs, Tensor]:
-        """Return the lookups by row, and the place of each row, where none is in a row cache."""
+        """Group lookups by row; return runs and the place of each row, without a row cache."""
         runs = self.find_runs(slots)
         distinct = slots.index_select(0, runs.order.index_select(0, runs.firsts))
         return runs, distinct if self.in_one_memory else places_of(spec, 0, distinct)
@@ -329,16 +328,16 @@ class Backend(TorchKernels):
         ticket: Ticket,
         training: bool,
     ) -> tuple[Tensor, Runs, Tensor, Moved]:
-        """Give staged and cached rows entries of the arena's row cache.
+        """Give entries of the arena's row cache to staged and cached rows.
 
-        Rows that one of the other open steps reads in place have to stay there: that step will
-        update the row in host memory, and a copy made before would be old. The arena's slots are
-        taken out of `all_slots`, which are by arena.
+        Rows that another open step reads in place get no entry. That step will update the row in
+        host memory, so a copy made before would be outdated. The arena's slots are removed from
+        `all_slots`, to free memory.
 
         Returns
         -------
-        The place of each lookup; the lookups by row; the place of each row; and when the rows have
-        moved there, where that takes time.
+        The place of each lookup; the lookups grouped by row; the place of each row; and what
+        completes when the rows are at these places.
         """
         spec, home, slots = arena.spec, arena.spec.home, all_slots[index]
         runs = self.find_runs(slots)
@@ -367,7 +366,7 @@ class Backend(TorchKernels):
         return places, runs, run_places, moved
 
     def _move(self, arena: Arena, moves: Moves) -> Moved:
-        """Start to move rows; when they have moved."""
+        """Start to move rows; return what completes when they are moved."""
         matrices = [rows for rows in (arena.weights, arena.state) if rows is not None]
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -375,11 +374,11 @@ class Backend(TorchKernels):
         if arena.store is not None:
             move = partial(exchange_records, arena.store, matrices, moves)
             return arena.store.start(partial(self._moved, move))
-        with phase("write-back"):  # One kernel moves rows both ways, for a link has two lanes.
+        with phase("write-back"):  # One kernel uses both directions of the link.
             return self._moved(partial(self.exchange, matrices, moves))
 
     def _moved(self, move: Callable[[], None]) -> torch.cuda.Event | None:
-        """Move rows on their stream; when they have moved."""
+        """Move rows on their stream; return an event that completes after that."""
         if self._stream is None:
             move()
             return None

@@ -1,4 +1,4 @@
-"""Rows that are records: how they move between their home and the row cache."""
+"""Move rows that are records between the store and the row cache."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from placer.executor.memory.directory import Moves
 
 
 def exchange_records(store: ColdStore, matrices: Sequence[TieredRows], moves: Moves) -> None:
-    """Do what `TorchKernels.exchange` does, for rows that are records; waits for the device.
+    """Move rows as `TorchKernels.exchange` does, for records; waits for the device.
 
-    The host encodes what leaves, and decodes what enters, weights and state together.
+    The host encodes rows that leave the cache, and decodes rows that enter it, with their state.
     """
     moved = torch.nonzero(moves.entries >= 0).squeeze(1)
     entries, incoming, outgoing = (
@@ -33,7 +33,7 @@ def exchange_records(store: ColdStore, matrices: Sequence[TieredRows], moves: Mo
 def note_in_place(
     arena: Arena, store: ColdStore, entries: Tensor, ticket: Ticket, window: Window
 ) -> None:
-    """Note whether a step found no entry for some records; waits for the device."""
+    """Note if some records of a step got no entry; waits for the device."""
     if bool((entries < 0).any()):
         ticket.reads_stores.add(arena.spec)
     store.is_read_in_place = window.reads_store(arena.spec)

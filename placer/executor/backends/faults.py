@@ -14,32 +14,32 @@ NO_FAULT = torch.iinfo(torch.int64).max
 
 
 _Watched = tuple[Tensor, torch.cuda.Event, BagBatch, Sequence[FeatureRead]]
-"""A position, the event after its copy, and the batch and features that it is of."""
+"""A position, the event after its copy, and its batch and features."""
 
 
 class Faults:
-    """Raises for a batch's bad ids: at once on a CPU, at a later batch on a GPU.
+    """Raises DataError for a batch's bad ids: at once on a CPU, at a later batch on a GPU.
 
-    Until then lookups of bad ids read nothing and update nothing.
+    Until then, lookups of bad ids read and update nothing.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._watched: deque[_Watched] = deque()
-        self._spare: list[Tensor] = []  # Pinned memory takes long to get.
+        self._spare: list[Tensor] = []  # Allocating pinned memory is slow.
 
     def new(self) -> Tensor:
-        """Return int64, shape (1,), that kernels lower to the position of the first bad id."""
+        """Return an int64 tensor, shape (1,), for kernels to note the first bad id's position."""
         return torch.full((1,), NO_FAULT, device=self._device)
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Check the position that kernels wrote: now on a CPU, once it has arrived on a GPU."""
+        """Check the position that kernels wrote: now on a CPU, or when it arrives from a GPU."""
         if self._device.type != "cuda":
             if int(fault) != NO_FAULT:
                 _raise(int(fault), batch, features)
             return
         if torch.cuda.is_current_stream_capturing():
-            return  # A captured graph has no host code; its bad lookups are skipped all the same.
+            return  # A captured graph runs no host code, but skips bad lookups.
         copy = (
             self._spare.pop() if self._spare else torch.empty(1, dtype=torch.int64, pin_memory=True)
         )
@@ -47,9 +47,9 @@ class Faults:
         self._watched.append((copy, recorded(), batch, features))
 
     def poll(self) -> None:
-        """Raise for earlier batches whose position has arrived; see `watch`."""
+        """Raise for bad ids of earlier batches, if their positions have arrived; see `watch`."""
         if self._watched and torch.cuda.is_current_stream_capturing():
-            return  # CUDA forbids to query events during a capture.
+            return  # CUDA forbids event queries during a capture.
         while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
             position, _, batch, features = self._watched.popleft()
             self._spare.append(position)

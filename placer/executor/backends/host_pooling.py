@@ -1,7 +1,7 @@
-"""Rows that the host pools and updates itself, for a device that has the others.
+"""Pool and update rows of lookup kind ``host`` on the CPU, beside a device with the other rows.
 
-For large bags, sums are fewer bytes on the link than rows. Each step then waits twice: the device
-for the host's sums, and the host for the device's gradients.
+For large bags, sums are fewer bytes on the link than rows. In each step the device waits for the
+host's sums, and the host for the device's gradients.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from placer.executor.backends.backend import Backend
 
 _BAGS = 1 << 14
-"""Bags that are sent together: the device need not hold a copy of all their sums or gradients."""
+"""Bags that are sent at once, so that the device needs no copy of all sums or gradients."""
 
 
 class HostPooling:
@@ -31,9 +31,9 @@ class HostPooling:
         self._backend = backend
 
     def reads(self, slots: Tensor, offsets: Tensor, first: int) -> HostReads:
-        """Return the lookups of a step that the host has, from slot `first` on; start their copy.
+        """Return a step's lookups of slots from `first` on, and start to copy them to the host.
 
-        Waits for the device, which says how many lookups there are.
+        It waits for the device to get the number of lookups.
         """
         here = slots >= first
         before = torch.zeros(slots.numel() + 1, dtype=torch.int32, device=slots.device)
@@ -43,14 +43,14 @@ class HostPooling:
         del here, before
         bags = torch.nonzero(starts[1:] > starts[:-1]).squeeze(1).int()
         own = slots.index_select(0, lookups).sub_(first)
-        # No lookup is between these bags: each one begins where the one before it has ended.
+        # Other bags have no lookups here, so each bag begins where the one before it ends.
         starts = torch.cat([starts.index_select(0, bags), starts[-1:]])
         if slots.device.type != "cuda":
             return HostReads(own, starts, lookups, bags, None)
         return HostReads(start_copy(own), start_copy(starts), lookups, bags, recorded())
 
     def forward(self, arena: Arena, reads: HostReads, weights: Tensor | None, out: Tensor) -> None:
-        """Add the sums of the bags' rows that the host has to `out`, on the device."""
+        """Add the sums of the host's rows to the bags in `out`, on the device."""
         pooled = self._backend.forward(_host_arena(arena), _step(reads), _own(weights, reads))
         if out.device.type == "cuda":
             pooled = pooled.pin_memory()
@@ -65,7 +65,7 @@ class HostPooling:
         weights: Tensor | None,
         rule: Rule,
     ) -> None:
-        """Apply the rule to these rows."""
+        """Apply the rule to the host's rows."""
         if not reads.lookups.numel():
             return
         host_rule = replace(rule, lr=rule.lr.cpu(), updates=rule.updates.cpu())
@@ -76,19 +76,19 @@ class HostPooling:
     def weight_gradients(
         self, arena: Arena, reads: HostReads, gradients: Tensor, out: Tensor
     ) -> None:
-        """Add the gradients of the weights of these lookups to `out`, on the device."""
+        """Add the gradients of these lookups' weights to `out`, on the device."""
         of_bags = _of_bags(gradients, reads)
         own = self._backend.weight_gradients(_host_arena(arena), _step(reads), of_bags)
         out.index_add_(0, reads.lookups, own.to(out.device))
 
 
 def _parts(bags: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """At most `_BAGS` bags at a time, and their rows."""
+    """Yield up to `_BAGS` bags at a time, and their rows."""
     return zip(torch.split(bags, _BAGS), torch.split(rows, _BAGS), strict=True)
 
 
 def _step(reads: HostReads) -> ArenaStep:
-    """Return the step of the host's rows alone, once they have been copied."""
+    """Wait for the copy of the lookups, and return them as a step of the host's rows only."""
     if reads.copied is not None:
         reads.copied.synchronize()
     places = reads.slots.long()
@@ -96,14 +96,14 @@ def _step(reads: HostReads) -> ArenaStep:
 
 
 def _own(weights: Tensor | None, reads: HostReads) -> Tensor | None:
-    """Return the weights of the host's lookups, in its memory."""
+    """Return the weights of the host's lookups, in host memory."""
     if weights is None:
         return None
     return on_host(weights.detach().index_select(0, reads.lookups))
 
 
 def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
-    """Return the gradients of the host's bags, in its memory."""
+    """Return the gradients of the host's bags, in host memory."""
     if gradients.device.type != "cuda":
         return gradients.index_select(0, reads.bags)
     result = torch.empty(
@@ -116,7 +116,7 @@ def _of_bags(gradients: Tensor, reads: HostReads) -> Tensor:
 
 
 def _host_arena(arena: Arena) -> Arena:
-    """Return the host's rows as an arena of their own in one memory, sharing it."""
+    """Return an arena of the host's rows only, which shares their memory."""
 
     def rows(of: TieredRows) -> TieredRows:
         own = of.dram[arena.spec.host_start - of.home - arena.spec.stored :]

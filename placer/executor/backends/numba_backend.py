@@ -26,9 +26,9 @@ _NONE = np.empty(0, np.float32)
 
 
 class NumbaBackend(Backend):
-    """One compiled pass over all tables of an arena each way, on as many threads as torch has.
+    """Runs one compiled pass over an arena in each direction, on torch's number of threads.
 
-    All rows are in the host's memory. Half-precision arenas are left to PyTorch.
+    All rows are in host memory. PyTorch computes half-precision arenas.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class NumbaBackend(Backend):
         parts = [gradient.numpy() for gradient in gradients]
 
         def copy(thread: int, threads: int) -> None:
-            # NumPy copies without Python's lock.
+            # NumPy releases the GIL during copies.
             for index in range(thread, len(parts), threads):
                 target[starts[index] : starts[index + 1]] = parts[index]
 
@@ -102,7 +102,7 @@ class NumbaBackend(Backend):
             gradients.numpy(),
             _NONE if weights is None else weights.detach().contiguous().numpy(),
             _KINDS[rule.optimizer],
-            # The differences in double: 1 − float32(0.999) is off in its fifth digit.
+            # Subtract in float64, as 1 − float32(0.999) is wrong in its fifth digit.
             tuple(
                 np.float32(value)
                 for value in (float(rule.step_size()), rule.eps, 1 - rule.beta1, 1 - rule.beta2)

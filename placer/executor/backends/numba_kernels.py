@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, call-arg, assignment"
 """Compiled CPU kernels: ids to slots, pooling, and the fused update.
 
-Each kernel does the part of one thread out of several and holds no lock of Python's
-meanwhile. No two threads write the same row, so there are no atomics, and every sum runs in
-the order of the lookups, whatever the number of threads.
+Each call of a kernel does one thread's part of the work, without the GIL. No two threads write the
+same row, so kernels need no atomics. Every sum runs in the order of the lookups, for any number of
+threads.
 """
 
 from typing import Any
@@ -15,29 +15,29 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 AHEAD = 12
-"""Lookups between the prefetch of a row and its use: enough to hide a DRAM access."""
+"""Lookups between the prefetch of a row and its use, to hide a DRAM access."""
 
 LINE = 16
 """Floats in a cache line of 64 bytes."""
 
 CHUNKS_PER_THREAD = 16
-"""Rows differ in cost by how far away they are; finer chunks even that out."""
+"""Chunks of work per thread. Small chunks balance threads, as some rows take longer to read."""
 
 RANGE_BITS = 12
-"""Slots are shared out among threads in 4,096 ranges of about as many lookups each."""
+"""Divide slots into at most 2¹² ranges, and give threads ranges with about equal lookups."""
 
 DIGIT_BITS = 11
-"""Bits sorted per pass: 2,048 counters fit the L1 cache."""
+"""Bits to sort in a pass: 2,048 counters fit into the L1 cache."""
 
 SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM = 0, 1, 2, 3
 
 _FUSED = {"contract"}
-"""Multiply and add in one instruction; NaN and infinity keep their meaning."""
+"""Allow fused multiply-add, but keep the rules of NaN and infinity."""
 
 
 @intrinsic
 def prefetch(typing_context: Any, matrix: Any, row: Any, column: Any) -> Any:
-    """Ask for the cache line of ``matrix[row, column]`` before it is needed."""
+    """Prefetch the cache line of ``matrix[row, column]``."""
     signature = numba.void(matrix, row, column)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -64,9 +64,9 @@ def prefetch(typing_context: Any, matrix: Any, row: Any, column: Any) -> Any:
 
 @numba.njit(cache=True, nogil=True)
 def translate(ids, slot_map, table, starts, out, thread, threads):
-    """Slots of the ids of an arena's segments; the place of the first bad id, or −1.
+    """Write the slots of the ids of an arena's segments; return the first bad id's place, or −1.
 
-    `table` is that of `SegmentTable`. Segment s holds places ``starts[s]..starts[s + 1]`` of `out`.
+    See `SegmentTable` for `table`. Segment s has places ``starts[s]..starts[s + 1]`` of `out`.
     """
     place = out.size * thread // threads
     stop = out.size * (thread + 1) // threads
@@ -90,7 +90,7 @@ def translate(ids, slot_map, table, starts, out, thread, threads):
 
 @numba.njit(cache=True, nogil=True)
 def _first_bag(offsets, chunk, chunks):
-    """Where a chunk of bags starts, when chunks hold equal numbers of lookups and bags."""
+    """Return the first bag of a chunk, if chunks have equal sums of lookups and bags."""
     bags = offsets.size - 1
     target = (offsets[bags] + bags) * chunk // chunks
     low, high = 0, bags
@@ -105,7 +105,7 @@ def _first_bag(offsets, chunk, chunks):
 
 @numba.njit(cache=True, nogil=True, fastmath=_FUSED)
 def pool(rows, slots, offsets, weights, out, thread, threads):
-    """Sum of each bag's rows into `out`; `weights` is empty where all are one."""
+    """Sum each bag's rows into `out`; empty `weights` mean that all are one."""
     width = rows.shape[1]
     weighted = weights.size > 0
     chunks = threads * CHUNKS_PER_THREAD
@@ -138,15 +138,15 @@ def _bit_length(number):
 
 
 def sorts(rows: int, lookups: int, bags: int) -> bool:
-    """Return whether `update` can sort so many lookups of so many rows and bags."""
+    """Return whether `update` can sort lookups of these sizes."""
     return rows.bit_length() + lookups.bit_length() <= 64 and bags < 1 << 31
 
 
 @numba.njit(cache=True, nogil=True)
 def _own_slots(slots, rows, thread, threads):
-    """The range of slots that a thread updates, and how many lookups fall in it.
+    """Return the range of slots that a thread updates, and its number of lookups.
 
-    All threads find the same ranges, each by itself: cheaper than waiting for each other.
+    Each thread computes the same ranges, which is cheaper than waiting for another thread.
     """
     if threads == 1:
         return 0, rows, slots.size
@@ -168,7 +168,7 @@ def _own_slots(slots, rows, thread, threads):
 
 @numba.njit(cache=True, nogil=True)
 def _sort(keys, lowest, bits):
-    """Sort by the `bits` bits from bit `lowest` on, stable: a radix sort, lowest digit first."""
+    """Sort stably by `bits` bits from bit `lowest` on: a radix sort, lowest digit first."""
     passes = max(1, -(-bits // DIGIT_BITS))
     digit_bits = -(-bits // passes)
     mask = np.uint64((1 << digit_bits) - 1)
@@ -188,18 +188,18 @@ def _sort(keys, lowest, bits):
 
 
 @numba.njit(cache=True, nogil=True, fastmath=_FUSED | {"reassoc"}, error_model="numpy")
-# One function of over 60 lines: it is one pass over a run of equal slots, and a function that it
-# called would have to be inlined again by the compiler.
+# One function of over 60 lines, as it is one pass over a run of equal slots, and the compiler would
+# inline its parts again.
 def update(rows, state, slots, offsets, gradients, weights, optimizer, constants, thread, threads):
     """Sum the gradients of each row's lookups and apply the optimizer once to the row.
 
-    A thread takes a range of slots, sorts the lookups that fall in it, and goes through the
-    runs of equal slots. `state` is ``[rows, width]`` for Adagrad, ``[rows, 1]`` for its
-    row-wise form, ``[rows, 2 * width]`` for Adam. `constants` are the step size, eps, and
-    what Adam's averages take of a new value, 1 − β₁ and 1 − β₂: all float32.
+    A thread takes a range of slots, sorts the lookups in it, and goes through the runs of equal
+    slots. `state` is ``[rows, width]`` for Adagrad, ``[rows, 1]`` for row-wise Adagrad, and
+    ``[rows, 2 * width]`` for Adam. `constants` are the step size, eps, 1 − β₁ and 1 − β₂, all
+    float32.
 
-    A slot and a lookup's number are one integer of 64 bits, as many of them the number's as there
-    are lookups; the caller sees to it that both fit (`sorts`).
+    A sort key of 64 bits has the slot in its high bits and the number of the lookup in its low
+    bits. The caller checks with `sorts` that both fit.
     """
     lr, eps, new_mean, new_square = constants
     width = rows.shape[1]
@@ -207,8 +207,8 @@ def update(rows, state, slots, offsets, gradients, weights, optimizer, constants
     low, high, own = _own_slots(slots, rows.shape[0], thread, threads)
     if own == 0:
         return
-    # Every lookup is written and kept only if it is of this thread: whether it is cannot be
-    # predicted, so a branch would cost more than the writes. The last may overrun by one.
+    # Write every lookup, but advance only if it belongs to this thread. A branch would cost more
+    # than the writes, as it is hard to predict. The last write may be one past the end.
     keys = np.empty(own + 1, np.uint64)
     bags = np.empty(own + 1, np.int32)
     scales = np.empty(own + 1 if weighted else 0, np.float32)

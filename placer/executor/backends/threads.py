@@ -1,6 +1,6 @@
-"""How many threads a step is worth, and the threads that compiled kernels run on.
+"""Choose the number of threads for a step, and run compiled kernels on threads.
 
-These threads sleep between kernels. Those of a second OpenMP runtime would spin and take cores
+These threads sleep between kernels. A second OpenMP runtime's threads would spin and take cores
 from PyTorch's threads.
 """
 
@@ -14,21 +14,21 @@ from typing import TypeVar
 import torch
 
 MIN_LOOKUPS = 4096
-"""Fewer lookups than this do not pay for waking a thread."""
+"""Least lookups of a thread: with fewer, waking it costs more than it gains."""
 
 STEP_S_PER_THREAD = 0.1
-"""Work of a step, in seconds of one core, for which one more thread pays.
+"""Seconds of work per step, on one core, for each thread.
 
-Measured on two cores, as PyTorch's threads wait by spinning: for steps of 5 and 30 ms two threads
-took 3.3 times the processor time of one, for 0.2 s 1.4 times, for 1.5 s 1.2 times. Beside other
-processes two threads were up to five times as slow as one.
+PyTorch's threads wait by spinning. Measured on two cores, two threads took 3.3 times the processor
+time of one thread in steps of 5 and 30 ms, 1.4 times in 0.2 s, and 1.2 times in 1.5 s. Beside other
+processes, two threads were up to five times as slow as one.
 """
 
 Result = TypeVar("Result")
 
 
 def threads_for(step_s: float) -> int:
-    """Return how many threads `step_s` seconds of work keep busy, at most those of torch.
+    """Return the number of threads for `step_s` seconds of work, at most torch's number.
 
     >>> threads_for(0.02)
     1
@@ -38,7 +38,7 @@ def threads_for(step_s: float) -> int:
 
 @contextmanager
 def using_threads(threads: int) -> Iterator[None]:
-    """Compute on `threads` threads within the context."""
+    """Set torch's number of threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -48,12 +48,12 @@ def using_threads(threads: int) -> Iterator[None]:
 
 
 def thread_count(lookups: int) -> int:
-    """Return the threads for a kernel over so many lookups, at most those of torch."""
+    """Return the number of threads for a kernel over `lookups`, at most torch's number."""
     return max(1, min(torch.get_num_threads(), lookups // MIN_LOOKUPS))
 
 
 def run(kernel: Callable[[int, int], Result], threads: int) -> list[Result]:
-    """Call ``kernel(thread, threads)`` for each thread at once; all results, in order."""
+    """Call ``kernel(thread, threads)`` on all threads at once; return the results in order."""
     if threads == 1:
         return [kernel(0, 1)]
     workers = _workers(threads - 1, os.getpid())
@@ -63,5 +63,5 @@ def run(kernel: Callable[[int, int], Result], threads: int) -> list[Result]:
 
 @lru_cache(maxsize=1)
 def _workers(count: int, process: int) -> ThreadPoolExecutor:
-    """Return the threads of a process: a fork does not inherit its parent's threads."""
+    """Return a process's threads. `process` is in the key, as forks do not inherit threads."""
     return ThreadPoolExecutor(count, thread_name_prefix=f"placer-{process}")

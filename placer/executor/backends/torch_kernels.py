@@ -1,6 +1,6 @@
-"""Kernels over two memories in plain PyTorch: what other backends compute in other ways.
+"""Kernels over HBM and DRAM in plain PyTorch, which other backends override.
 
-They wait for the device where a size depends on data.
+They wait for the device if a size depends on data.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from placer.executor.streams import sent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentTable:
-    """Where the ids of an arena's lookups are and how they become slots.
+    """The positions of an arena's ids in a batch, and how to translate them to slots.
 
     Attributes
     ----------
     table : int64, shape (segments, 8), on the computing device
-        Columns: first id within the batch, first lookup within the arena's step, number of
-        lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and where the
-        table's part of the arena's slot map starts (−1 where slots follow ids).
+        Columns: first id in the batch, first lookup in the arena's step, number of lookups, rows of
+        the table, `near`, `edge` and `far` of its `Follows`, and start of the table's part of the
+        arena's slot map (−1 if slots follow ids).
     longest : int
-        Lookups of the longest segment.
+        Number of lookups of the longest segment.
     """
 
     table: Tensor
@@ -44,16 +44,16 @@ class SegmentTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowReads:
-    """Which gradients each row of a step sums, for one arena.
+    """The gradients that each row of an arena sums in a step.
 
     Attributes
     ----------
     runs : Runs
     places : shape (runs,), or (lookups,)
-        The place of each run, by run; −1 for a run that is nobody's. Beyond the number of runs
-        the values mean nothing.
+        The place of each run; −1 for bad ids and for rows that the host pools. Values after the
+        last run mean nothing.
     sources : int32 or int64, shape (lookups,)
-        The row of the gradients that each sorted lookup adds.
+        The row of `gradients` that each sorted lookup adds.
     scales : float32, shape (lookups,), or None
         Weight of each sorted lookup.
     gradients : float32, shape (bags, width), contiguous
@@ -66,21 +66,21 @@ class RowReads:
     gradients: Tensor
 
     def sums(self) -> Tensor:
-        """Return each run's summed gradient, runs at place −1 included; wait for the device."""
+        """Return each run's summed gradient, even at place −1; waits for the device."""
         starts = self.runs.starts[: int(self.runs.count)].long()
         return row_sums(self.gradients, self.sources.long(), self.scales, starts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceReads:
-    """All lookups in one of a table's several column slices.
+    """All lookups of one column slice of a table with several.
 
     Attributes
     ----------
     arena : Arena
     step : ArenaStep
     lookups : list of slice
-        Of the arena's step, feature by feature.
+        Ranges of lookups in the arena's step, by feature.
     sources : int32
         The row of `gradients` of each lookup of the arena's step.
     gradients : float32, shape (bags of the arena, width)
@@ -98,17 +98,17 @@ class SliceReads:
     rule: Rule
 
     def of(self, values: Tensor) -> Tensor:
-        """Return values of these lookups, out of those of the arena's step."""
+        """Return the values of these lookups from values of all lookups of the arena's step."""
         return torch.cat([values[part] for part in self.lookups])
 
 
 class TorchKernels:
-    """What a backend computes on one arena. All is deterministic; no row is written twice at once.
+    """The kernels of a backend on one arena. They are deterministic, and write each row once.
 
     Attributes
     ----------
     in_one_memory : bool
-        Whether all rows are in the host's memory, so that their places are their slots, int64.
+        Whether all rows are in host memory. Then places are slots, int64.
     """
 
     in_one_memory: bool
@@ -116,18 +116,18 @@ class TorchKernels:
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
-        """Slots of an arena's lookups.
+        """Translate the ids of an arena's lookups to slots.
 
         Parameters
         ----------
         ids : int32 or int64, shape (lookups of the batch,)
         segments : SegmentTable
         slot_map : int32 or int64
-            Maps of the arena's tables, one after the other (`ArenaSpec.slot_map`).
+            Maps of the arena's column slices, concatenated (`ArenaSpec.slot_map`).
         out : int32 or int64, shape (lookups of all segments,)
-            Receives the slots; −1 for an id that is no row of its table.
+            Gets the slots; −1 for bad ids, which are no rows of their tables.
         fault : int64, shape (1,)
-            Lowered to the first place within the batch of such an id.
+            Lowered to the position in the batch of the first bad id.
         """
         for start, first, lookups, rows, near, edge, far, map_start in segments.table.tolist():
             part = ids[start : start + lookups].long()
@@ -143,12 +143,12 @@ class TorchKernels:
     def pool(
         self, rows: TieredRows, places: Tensor, offsets: Tensor, weights: Tensor | None, out: Tensor
     ) -> None:
-        """Sum each bag's rows, each times its weight, in float32.
+        """Write the weighted sum of each bag's rows to `out`, in float32.
 
         Parameters
         ----------
         rows : TieredRows
-            Weights, shape (.., width): float32, float16 or bfloat16.
+            The table's rows, shape (.., width): float32, float16 or bfloat16.
         places : int32 or int64, shape (lookups,)
             −1 adds nothing.
         offsets : int64, shape (bags + 1,)
@@ -175,14 +175,14 @@ class TorchKernels:
     def dot_rows(
         self, rows: TieredRows, places: Tensor, bags: Tensor, gradients: Tensor, out: Tensor
     ) -> None:
-        """Row · gradient of its bag, for each lookup: float32, shape (lookups,); 0 at place −1."""
+        """Write row · gradient of the bag of each lookup to `out`, shape (lookups,); 0 at −1."""
         out.zero_()
         here = torch.nonzero(places >= 0).squeeze(1)
         read = rows.at(places[here]).float()
         out[here] = (read * gradients.index_select(0, bags[here])).sum(1)
 
     def squares(self, reads: RowReads, out: Tensor) -> None:
-        """Σ g² of the summed gradient of each run, into float32 `out` of shape (lookups,)."""
+        """Write Σ g² of each run's summed gradient to `out`: float32, shape (lookups,)."""
         sums = reads.sums()
         out[: sums.shape[0]] = (sums * sums).sum(1)
 
@@ -194,11 +194,11 @@ class TorchKernels:
         rule: Rule,
         mean_squares: Tensor | None = None,
     ) -> None:
-        """Sum the gradients of each row and apply the rule once to it.
+        """Sum the gradients of each row and apply the rule to it once.
 
         `state` has shape (..,) for row-wise Adagrad, (.., width) for Adagrad, (.., 2 · width)
-        for Adam. `mean_squares`, float32 by run, replaces the mean of g² in row-wise Adagrad,
-        where the arena holds only a column slice of the rows.
+        for Adam. `mean_squares`, float32 by run, replaces the mean of g² in row-wise Adagrad if
+        the arena has only a column slice of the rows.
         """
         sums = reads.sums()
         here = torch.nonzero(reads.places[: sums.shape[0]] >= 0).squeeze(1)
@@ -222,7 +222,7 @@ class TorchKernels:
     def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
         """Return the bag of each lookup, int32.
 
-        Counted up where bags start: a repetition of the bags would need int64 indices.
+        It counts the starts of bags, as `repeat_interleave` would need int64 indices.
         """
         bags = torch.zeros(reads.lookups + 1, dtype=torch.int32, device=reads.offsets.device)
         starts = reads.offsets[1:]
@@ -249,9 +249,9 @@ class TorchKernels:
 
 
 def places_of(spec: ArenaSpec, entries: int, slots: Tensor) -> Tensor:
-    """Return places of slots that are not in the arena's row cache, which has so many entries.
+    """Return the places of slots outside of the arena's row cache, which has `entries` entries.
 
-    Slots are of `ArenaSpec.kind`. Those that the host pools have place −1.
+    Slots have dtype `ArenaSpec.kind`. Slots that the host pools have place −1.
     """
     places = torch.where(slots < spec.home, slots, slots + entries) if entries else slots
     if spec.host_start == spec.rows:
@@ -260,7 +260,7 @@ def places_of(spec: ArenaSpec, entries: int, slots: Tensor) -> Tensor:
 
 
 def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
-    """Return matrices that follow one another in memory as one, without a copy; else None."""
+    """Join matrices without a copy if they are contiguous in memory; otherwise return None."""
     if not parts or not all(part.is_contiguous() for part in parts):
         return None
     end = parts[0].data_ptr()
@@ -269,6 +269,6 @@ def in_one_piece(parts: Sequence[Tensor]) -> Tensor | None:
             return None
         end += part.nbytes
     if end > parts[0].untyped_storage().data_ptr() + parts[0].untyped_storage().nbytes():
-        return None  # Neighbours by chance.
+        return None  # Separate allocations.
     rows = sum(part.shape[0] for part in parts)
     return parts[0].as_strided((rows, parts[0].shape[1]), (parts[0].shape[1], 1))

@@ -1,1 +1,1 @@
-"""Homes of cold rows that no kernel reads in place: narrow rows, and rows on a drive."""
+"""Store cold rows that no kernel reads in place: narrow rows, and rows on a drive."""

@@ -1,4 +1,4 @@
-"""A file of blocks, which hold records of one size and a checksum."""
+"""A file of blocks of records with checksums."""
 
 import contextlib
 import errno
@@ -23,12 +23,12 @@ _CHECK_BYTES = 4
 
 
 class BlockFile:
-    """A file without a name in a folder, all of whose space is reserved; it ends with its process.
+    """A file without a name, with all its space reserved. It ends with its process.
 
-    A block has 4 KiB, or as many times 4 KiB as one record takes, and as many whole records as
-    fit: no record lies in two blocks. Its last four bytes are a CRC-32 of all before, which begins
-    with the block's number and the size of records, so that a block written to a wrong place is
-    found too. A block of zeros was never written.
+    A block is the least multiple of 4 KiB that fits a record and a checksum, and has as many whole
+    records as fit. Its last four bytes are a CRC-32 of the bytes before. The CRC starts with the
+    block's number and the size of records, so it also detects blocks at a wrong place. A block of
+    zeros was never written.
     """
 
     def __init__(self, folder: Path, rows: int, record_bytes: int) -> None:
@@ -40,7 +40,7 @@ class BlockFile:
         size = max(1, -(-rows // self.per_block)) * self.block_bytes
         try:
             free = shutil.disk_usage(folder).free
-            if free < size:  # Trying would fill the disk for others meanwhile.
+            if free < size:  # Do not fill the disk by trying.
                 raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
             os.posix_fallocate(self.descriptor, 0, size)
         except OSError as error:
@@ -48,16 +48,16 @@ class BlockFile:
                 f"cannot reserve {format_bytes(size)} in {folder}: {error.strerror}; free "
                 "space, name a folder of another drive, or plan with fewer rows there"
             ) from error
-        with contextlib.suppress(OSError):  # File systems without direct I/O read as well.
+        with contextlib.suppress(OSError):  # Some file systems lack direct I/O.
             flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
         self._write_zeros(size)
 
     def _write_zeros(self, size: int) -> None:
-        """Write all blocks in order.
+        """Write zeros to all blocks in order.
 
-        A first write makes a file system split what it has reserved. Where these come at random
-        places, it then has an extent a block: writes are slower, and closing takes minutes.
+        The first write to reserved space splits an extent of the file system. First writes at
+        random places would give one extent per block: slow writes, and minutes to close the file.
         """
         zeros = memoryview(mmap.mmap(-1, _ZEROS_BYTES))
         done = 0
@@ -70,19 +70,19 @@ class BlockFile:
             ) from error
 
     def checksums(self, content: Array, slots: Array, blocks: Array) -> Array:
-        """Return what the last four bytes of the blocks in slots of `content` should be."""
+        """Return the right checksums of the blocks in slots of `content`."""
         firsts = (blocks + (self.record_bytes << 16)) & 0xFFFFFFFF
         covered: list[Any] = [content[slot, :-_CHECK_BYTES] for slot in slots.tolist()]
         return np.array(list(map(zlib.crc32, covered, firsts.tolist())), np.uint32)
 
     def are_whole(self, content: Array, slots: Array, blocks: Array) -> Array:
-        """Return of each block whether it is as it was written, or never was."""
+        """Return whether each block is undamaged: its checksum is right, or it is unwritten."""
         whole: Array = content.view("<u4")[slots, -1] == self.checksums(content, slots, blocks)
         whole[~whole] = ~content[slots[~whole]].any(axis=1)
         return whole
 
     def failure(self, block: int, what: str) -> PlacerError:
-        """Return the error of a block."""
+        """Return an error that names a block and its rows."""
         first = block * self.per_block
         last = min(first + self.per_block, self.rows) - 1
         return PlacerError(
@@ -92,7 +92,7 @@ class BlockFile:
 
 
 def _open(folder: Path) -> int:
-    """Open a file without a name in a folder, which is made if it is missing."""
+    """Make a folder if it is missing, and open a file without a name in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

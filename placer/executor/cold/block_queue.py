@@ -1,7 +1,7 @@
-"""Many reads and writes of a file's blocks at once, by Linux's asynchronous I/O (``io_submit``).
+"""Read and write many blocks of a file at once with Linux's asynchronous I/O (``io_submit``).
 
-It keeps hundreds of requests with the drive and takes neither threads nor a call of Python for each
-block. Without ``O_DIRECT`` it does one after the other. Containers often forbid io_uring.
+It keeps hundreds of requests at the drive without threads, and without a Python call per block.
+Without ``O_DIRECT``, requests run one after the other. Containers often forbid io_uring.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 READ, WRITE = 0, 1  # As `io_submit` numbers them.
 DEPTH = 256
-"""Requests of a queue: drives want 32 to 128 at once, and have them while others are checked."""
+"""Requests of a queue. Drives work best with 32 to 128 at once, and two queues take turns."""
 
 _SETUP, _DESTROY, _SUBMIT, _GETEVENTS = (  # System calls.
     (206, 207, 209, 208) if platform.machine() == "x86_64" else (0, 1, 2, 4)
@@ -28,7 +28,7 @@ _SETUP, _DESTROY, _SUBMIT, _GETEVENTS = (  # System calls.
 
 
 class BlockQueue:
-    """At most `DEPTH` reads or writes of whole pages of memory; for one thread at a time."""
+    """Up to `DEPTH` reads or writes of whole memory pages; for one thread at a time."""
 
     def __init__(self) -> None:
         # An iocb of linux/aio_abi.h: number, –, file and operation, address, bytes, offset, –, –.
@@ -45,7 +45,7 @@ class BlockQueue:
     def submit(
         self, operation: int, file: int, block_bytes: int, addresses: Array, offsets: Array
     ) -> None:
-        """Begin to read or write blocks at offsets of a file."""
+        """Start reads or writes of blocks at offsets of a file."""
         requests, places = self._requests[: offsets.size], self._places[: offsets.size]
         requests[:, 2], requests[:, 3] = file << 32 | operation, addresses
         requests[:, 4], requests[:, 5] = block_bytes, offsets
@@ -55,7 +55,7 @@ class BlockQueue:
             places = places[begun:]
 
     def wait(self) -> Iterator[tuple[int, int]]:
-        """Wait for all requests; yield of those that fail the number, and bytes or -errno."""
+        """Wait for all requests; yield the index and the bytes or -errno of failed ones."""
         while most := self._in_flight:
             place = self._events.ctypes.data
             count = _call(_GETEVENTS, self._context, most, most, place, 0)
@@ -70,15 +70,15 @@ _idle: dict[int, list[list[BlockQueue]]] = {}
 
 @contextmanager
 def two_queues() -> Iterator[list[BlockQueue]]:
-    """Lend queues of this process, which shares them among its files: the system has few."""
+    """Lend two queues. All files of a process share queues, as the system has few."""
     idle = _idle.setdefault(os.getpid(), [])
     try:
         queues = idle.pop()
-    except IndexError:  # Other threads have them.
+    except IndexError:  # Other threads use them all.
         queues = [BlockQueue(), BlockQueue()]
     try:
         yield queues
-    finally:  # After an error requests may be left, for memory that others use next.
+    finally:  # After an error, requests may still use memory.
         for queue in queues:
             list(queue.wait())
     idle.append(queues)
@@ -89,7 +89,7 @@ _system.restype = ctypes.c_long
 
 
 def _call(*values: int) -> int:
-    """Call the system, again when a signal comes in between; OSError if that fails."""
+    """Make a system call, and repeat it after signals; raise OSError if it fails."""
     while (result := _system(*map(ctypes.c_long, values))) < 0:
         if (code := ctypes.get_errno()) != errno.EINTR:
             raise OSError(code, os.strerror(code))

@@ -1,7 +1,7 @@
-"""The home of an arena's cold rows where these are records: in host memory, or on a drive.
+"""Store an arena's cold rows as records, in host memory or on a drive.
 
-No kernel addresses such rows. The row cache's entries have copies of those that steps read,
-which the host decodes and encodes as they move.
+No kernel reads records. The row cache has copies of the rows that steps read. The host decodes and
+encodes rows when they move between the two.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +18,17 @@ from placer.executor.cold.records import Records
 Result = TypeVar("Result")
 
 _BLOCK_ROWS = 8192
-"""Rows that are encoded or decoded at a time: bounds the temporary memory."""
+"""Rows that are encoded or decoded at a time, which limits temporary memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRecords:
-    """Records in host memory, uint8 of shape (rows, bytes of a record), all zero at first."""
+    """Records in host memory: uint8, shape (rows, bytes of a record)."""
 
     records: Tensor
 
     def read(self, rows: Tensor) -> Tensor:
-        """Return records of distinct rows, int64 on the host."""
+        """Return the records of distinct rows; `rows` is int64 on the host."""
         return self.records.index_select(0, rows)
 
     def write(self, rows: Tensor, records: Tensor) -> None:
@@ -38,7 +38,7 @@ class HostRecords:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredRows:
-    """Rows ``start..stop`` of a store, all in records of one form."""
+    """Rows ``start..stop`` of a store, with records of one format."""
 
     start: int
     stop: int
@@ -47,20 +47,20 @@ class StoredRows:
 
 
 class ColdStore:
-    """Cold rows of an arena by number, from the first of them on.
+    """The staged and cached rows of an arena as records, numbered from 0.
 
     Parameters
     ----------
     parts : sequence of StoredRows
-        One after the other from row 0 on.
+        Contiguous from row 0 on.
 
     Attributes
     ----------
     rows : int
     is_narrow : bool
-        Whether weights have to be rounded to fit.
+        Whether a part's weights must be rounded to fit into records.
     is_read_in_place : bool
-        Whether an open step reads rows that have no copy elsewhere.
+        Whether an open step reads rows without a cache entry.
 
     Examples
     --------
@@ -79,13 +79,13 @@ class ColdStore:
         self.is_narrow = any(part.records.is_narrow for part in self._parts)
         self.is_read_in_place = False
         self._has_state = False
-        self._writes = 0  # Those that have begun, and those that have ended.
+        self._writes = 0  # Number of writes begun plus writes ended.
         self._beside: tuple[int, Tensor, Tensor] | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._last: Future[Any] | None = None
 
     def start(self, work: Callable[[], Result]) -> "Future[Result]":
-        """Move rows in a thread of the store, once all earlier moves have succeeded."""
+        """Run `work` in the store's thread, after all earlier work has succeeded."""
         before = self._last
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="placer-cold-rows")
@@ -99,12 +99,12 @@ class ColdStore:
         return future
 
     def wait(self) -> None:
-        """Wait until all that was started is done; raises what was raised there."""
+        """Wait for all started work, and raise its errors."""
         if self._last is not None:
             self._last.result()
 
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return weights and state of distinct rows, int64; all on the host."""
+        """Return weights and state of distinct rows, on the host; `rows` is int64 there."""
         first = self._parts[0].records
         weights = torch.empty((rows.numel(), first.width), dtype=first.weights_dtype)
         state = None
@@ -119,16 +119,16 @@ class ColdStore:
         return weights, state
 
     def read_weights(self, rows: Tensor) -> Tensor:
-        """Read weights of distinct rows; who reads their state next needs no second read."""
+        """Read the weights of distinct rows, and keep their state for `read_state`."""
         writes = self._writes
         weights, state = self.read(rows)
         self._beside = None if state is None else (writes, rows, state)
         return weights
 
     def read_state(self, rows: Tensor) -> Tensor:
-        """Read state of distinct rows, of which there is some."""
+        """Read the optimizer state of distinct rows; the store must have state."""
         beside = self._beside
-        # A write since then, or beside the read, may have changed it.
+        # A write during or after that read may have changed the state.
         if beside is not None and beside[0] == self._writes and torch.equal(beside[1], rows):
             return beside[2]
         state = self.read(rows)[1]
@@ -138,7 +138,7 @@ class ColdStore:
     def write(
         self, rows: Tensor, weights: Tensor | None = None, state: Tensor | None = None
     ) -> None:
-        """Overwrite distinct rows, or only one of what they hold; all on the host."""
+        """Overwrite weights, state or both of distinct rows, on the host."""
         self._writes, self._beside = self._writes + 1, None
         try:
             self._write(rows, weights, state)
@@ -160,9 +160,9 @@ class ColdStore:
             part.medium.write(own, held)
 
     def rounded(self, rows: Tensor, weights: Tensor, updates: Tensor) -> Tensor:
-        """Return weights such as the store holds; those of rows that are not here stay as they are.
+        """Round weights to values that fit into records. Rows outside of the store stay unchanged.
 
-        Works on the weights' device; see `Records.rounded`.
+        It runs on the weights' device; see `Records.rounded`.
         """
         for part in self._parts:
             if part.records.is_narrow:
@@ -172,7 +172,7 @@ class ColdStore:
         return weights
 
     def _blocks(self, rows: Tensor) -> Iterator[tuple[StoredRows, Tensor]]:
-        """Yield each part, and which of the rows are in it, a bounded number at a time."""
+        """Yield each part and the positions of its rows, up to `_BLOCK_ROWS` at a time."""
         for part in self._parts:
             for here in torch.split(_within(rows, part), _BLOCK_ROWS):
                 if here.numel():

@@ -18,23 +18,23 @@ from placer.executor.cold.kept_blocks import KeptBlocks
 
 
 class DriveRecords:
-    """Records of one size in a file on a drive: the rows of a shard, for one process.
+    """Records of one size in a file on a drive, for the rows of a shard in one process.
 
-    Several threads may read and write, one after the other.
+    Threads may call it at once; calls run one after the other.
 
     Parameters
     ----------
     folder : Path
-        Made if it is missing. The file has no name there, and is gone when the process ends,
-        however it ends.
+        Folder of the file, made if missing. The file has no name, so it always ends with the
+        process.
     rows : int
-        All their space is reserved at once, so that the drive is full now or never.
+        Number of records. All space is reserved at once, so a full drive fails here, not later.
     record_bytes : int
 
     Raises
     ------
     PlacerError
-        If there can be no such folder, or there is no space.
+        If the folder cannot be made, or the drive lacks space.
 
     Examples
     --------
@@ -55,12 +55,12 @@ class DriveRecords:
         self._lock = threading.Lock()
 
     def read(self, rows: Tensor) -> Tensor:
-        """Read records, as uint8 ``[n, record_bytes]``; those never written are zeros.
+        """Read records, as uint8 ``[n, record_bytes]``; records never written are zeros.
 
         Parameters
         ----------
         rows : Tensor
-            int64 ``[n]`` on the CPU, in any order. Those of one block are read at once.
+            int64 ``[n]`` on the CPU, in any order. Rows of one block need one read.
         """
         records = np.empty((rows.numel(), self.record_bytes), np.uint8)
         self._move(READ, rows, records)
@@ -72,8 +72,8 @@ class DriveRecords:
         Parameters
         ----------
         rows : Tensor
-            int64 ``[n]`` on the CPU, distinct, in any order. A block of which not all rows are
-            given is read before, if it was not read lately.
+            Distinct, int64 ``[n]`` on the CPU, in any order. A block with other rows too is read
+            first, unless it is kept in memory.
         records : Tensor
             uint8 ``[n, record_bytes]`` on the CPU.
         """
@@ -88,7 +88,7 @@ class DriveRecords:
         transfer = _Transfer(file, self._kept, operation, rows.numpy(), records)
         with self._lock:
             try:
-                # While blocks of one queue are checked, the drive has those of the other.
+                # While the CPU checks one queue's blocks, the drive works on the other's.
                 with two_queues() as queues:
                     for _ in itertools.zip_longest(*map(transfer.turns, queues, (0, 1))):
                         pass
@@ -103,7 +103,7 @@ class DriveRecords:
 
 
 class _Transfer:
-    """Records that are read or written, in the order of the file."""
+    """One read or write of records, in the order of the file."""
 
     def __init__(
         self, file: BlockFile, kept: KeptBlocks, operation: int, rows: Array, records: Array
@@ -123,9 +123,9 @@ class _Transfer:
         self._blocks = block_of[self._begins[:-1]]
 
     def turns(self, queue: BlockQueue, which: int) -> Iterator[None]:
-        """Move each second part of the blocks, from part `which` on; pause while the drive works.
+        """Move every second part of the blocks, from part `which` on; yield while the drive works.
 
-        A part has as many blocks as a queue has slots.
+        A part has `DEPTH` blocks, the capacity of a queue.
         """
         file, kept = self._file, self._kept
         shape = (len(kept.content), file.per_block, file.record_bytes)
@@ -134,7 +134,7 @@ class _Transfer:
             blocks = self._blocks[first : first + DEPTH]
             begins = self._begins[first : first + DEPTH + 1]
             part, counts = slice(begins[0], begins[-1]), np.diff(begins)
-            # Blocks of which all rows move are those of a checkpoint, not of a batch.
+            # Blocks whose rows all move belong to a checkpoint rather than to a batch.
             whole = counts == np.minimum(file.per_block, file.rows - blocks * file.per_block)
             slots, known = kept.use(blocks, whole, which)
             records, cell = self._order[part], (np.repeat(slots, counts), self._place[part])

@@ -1,4 +1,4 @@
-"""Memory for blocks of a file that are being read or written, and for the last ones."""
+"""Memory for blocks of a file during reads and writes, and a cache of recent blocks."""
 
 import mmap
 
@@ -7,30 +7,30 @@ import numpy as np
 from placer.executor.cold.block_queue import DEPTH, Array
 
 _MOST_BYTES, _MOST_SHARE = 256 << 20, 1 / 8
-"""Of a file's blocks that stay in memory, and of all of them. A row that is read for a batch is
-written back when its entry of the row cache is wanted for another, about ten batches later."""
+"""Limits of the cache: bytes, and share of a file's blocks. A row that is read for a batch is
+written back when another row takes its cache entry, about ten batches later."""
 
 
 class KeptBlocks:
-    """Slots of memory with blocks of a file as they are on the drive; for one thread at a time.
+    """Memory slots for blocks of a file, as they are on the drive; for one thread at a time.
 
     Parameters
     ----------
     blocks, block_bytes : int
-        Of the file.
+        Number and size of the file's blocks.
 
     Attributes
     ----------
     content : array
-        uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` asks.
+        uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` requires.
     """
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
         most = min(_MOST_BYTES // block_bytes, int(_MOST_SHARE * blocks))
-        # Two times `DEPTH` slots for blocks that do not stay; and of the others two times as many
-        # may be in use while again `DEPTH` are sought.
+        # 2 · `DEPTH` slots are for blocks that do not stay. Of the others, 2 · `DEPTH` may be in
+        # use while `DEPTH` more are needed.
         slots = 2 * DEPTH + max(3 * DEPTH, most)
-        # Not shared with a process that this one forks, which knows nothing of later blocks.
+        # Private, so that forked processes do not see later blocks.
         memory = mmap.mmap(-1, slots * block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.content: Array = np.frombuffer(memory, np.uint8).reshape(slots, block_bytes)
         self._in_use = np.zeros(slots, np.bool_)
@@ -39,15 +39,15 @@ class KeptBlocks:
         self._next = 0
 
     def use(self, blocks: Array, passing: Array, which: int) -> tuple[Array, Array]:
-        """Return slots for at most `DEPTH` blocks, and whether their content is there.
+        """Return slots for at most `DEPTH` blocks, and whether each slot has its block already.
 
         Parameters
         ----------
         blocks : array
         passing : array of bool
-            Blocks that do not stay.
+            Blocks that are not kept.
         which : {0, 1}
-            They get slots that other calls with this number get too.
+            Set of slots for these blocks; later calls with this number reuse it.
         """
         slots = self._slot_of[blocks]
         known = slots >= 0
@@ -66,13 +66,13 @@ class KeptBlocks:
         self._in_use[slots] = False
 
     def forget(self) -> None:
-        """Keep no block."""
+        """Drop all blocks."""
         self._in_use.fill(False)
         self._block_in.fill(-1)
         self._slot_of.fill(-1)
 
     def _longest_kept(self, count: int) -> Array:
-        """Return slots in turn, but those in use."""
+        """Return the next `count` slots in turn, skipping slots in use."""
         staying = len(self.content) - 2 * DEPTH
         turn = (self._next + np.arange(count + 2 * DEPTH)) % staying
         free = np.flatnonzero(~self._in_use[2 * DEPTH + turn])[:count]

@@ -1,16 +1,15 @@
-"""Records: a row's weights, narrow or not, and its optimizer state, as bytes.
+"""Encode a row's weights, perhaps narrower, and its optimizer state as bytes: a record.
 
-A record is, one after the other:
+A record has two parts:
 
-- the weights: of float32, float16 or bfloat16 as they are; of ``int8`` one unsigned byte a column,
-  then float32 `scale` and float32 `offset` of the row, so that a weight is
-  ``byte · scale + offset``: the layout of FBGEMM's ``FloatToFused8BitRowwiseQuantized``, so that
-  rows can be handed over as they are;
-- the optimizer state, float32.
+- The weights: float32, float16 or bfloat16 values; or for ``int8`` one unsigned byte per column,
+  then the row's float32 `scale` and `offset`. A weight is ``byte · scale + offset``. This is the
+  layout of FBGEMM's ``FloatToFused8BitRowwiseQuantized``, so FBGEMM can read these rows.
+- The optimizer state, float32.
 
-A scale is a power of two and the offset a multiple of it. That costs less than one bit, and
-decoding is exact: a row that was decoded is encoded to the same weights again. So it does not
-matter how often a row goes home and comes back, nor when.
+A scale is a power of two, and the offset is a multiple of it. That loses less than one bit of
+precision, and encoding a decoded row gives the same record. So results do not depend on when and
+how often a row moves between the store and the row cache.
 """
 
 from dataclasses import dataclass
@@ -29,18 +28,18 @@ _INT8_PARAMETERS = 8
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """How rows become records and back.
+    """The format of records, with conversions from and to rows.
 
     Attributes
     ----------
     dtype : {"float32", "float16", "bfloat16", "int8"}
-        Of the weights in the record.
+        Dtype of weights in a record.
     weights_dtype : torch.dtype
-        Of the weights outside of it.
+        Dtype of weights outside of records.
     width : int
-        Columns.
+        Number of columns.
     state_shape : tuple of int, or None
-        Shape of a row's optimizer state; None without any.
+        Shape of a row's optimizer state; None without state.
 
     Examples
     --------
@@ -71,7 +70,7 @@ class Records:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether weights have to be rounded to fit."""
+        """Whether weights must be rounded to fit into a record."""
         return self.dtype == "int8" or self._torch_dtype != self.weights_dtype
 
     @property
@@ -80,9 +79,9 @@ class Records:
         return dtype
 
     def encode(self, weights: Tensor, state: Tensor | None) -> Tensor:
-        """Return records, uint8 of shape (rows, nbytes), of weights and state on the host.
+        """Return the records of weights and state on the host: uint8, shape (rows, nbytes).
 
-        Weights that do not fit are rounded to the nearest that do. State that is None is zero.
+        Weights are rounded to the nearest value that fits. State None means zeros.
         """
         held = torch.zeros((len(weights), self.nbytes), dtype=torch.uint8)
         held[:, : self.weight_bytes] = self.encode_weights(weights)
@@ -91,18 +90,18 @@ class Records:
         return held
 
     def encode_weights(self, weights: Tensor) -> Tensor:
-        """Return the weights' part of records."""
+        """Return the part of records with weights."""
         if self.dtype != "int8":
             return _bytes(weights.to(self._torch_dtype))
         levels, scale, offset = _quantized(weights.float(), None)
         return torch.cat([levels.to(torch.uint8), _bytes(scale), _bytes(offset)], 1)
 
     def encode_state(self, state: Tensor) -> Tensor:
-        """Return the other part of records."""
+        """Return the part of records with optimizer state."""
         return _bytes(state.float().reshape(len(state), -1))
 
     def weights(self, records: Tensor) -> Tensor:
-        """Return weights of records, shape (rows, width)."""
+        """Return the weights of records, shape (rows, width)."""
         held = records[:, : self.weight_bytes]
         if self.dtype != "int8":
             return _values(held, self._torch_dtype).to(self.weights_dtype)
@@ -111,20 +110,20 @@ class Records:
         return (held[:, : self.width] * scale + offset).to(self.weights_dtype)
 
     def state(self, records: Tensor) -> Tensor | None:
-        """Return optimizer state of records, float32; None without any."""
+        """Return the optimizer state of records, float32; None without state."""
         if self.state_shape is None:
             return None
         held = _values(records[:, self.weight_bytes :], torch.float32)
         return held.reshape(len(records), *self.state_shape)
 
     def rounded(self, weights: Tensor, updates: Tensor) -> Tensor:
-        """Return weights that a record holds exactly, up or down at random, on any device.
+        """Round weights stochastically to values that fit into a record; works on any device.
 
         Parameters
         ----------
         weights : float32, shape (rows, width)
         updates : int64, shape ()
-            The number of the update, of which and of the weight the chance is drawn; see
+            Number of the update, which seeds the random bits; see
             `placer.executor.optimizers.rounding`.
         """
         if self.dtype != "int8":
@@ -138,21 +137,21 @@ def _bytes(values: Tensor) -> Tensor:
 
 
 def _values(held: Tensor, dtype: torch.dtype) -> Tensor:
-    # A slice of a single row is contiguous and yet not aligned.
+    # A slice of a single row is contiguous, but may be unaligned.
     return held.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def _quantized(weights: Tensor, updates: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Levels from 0 to 255, float32, and scale and offset of each row, shape (rows, 1).
+    """Return levels from 0 to 255, float32, and scale and offset of each row, shape (rows, 1).
 
-    Rounded to the nearest level, or at random where there is a number of the update. A row that
-    is not finite becomes NaN.
+    Round to the nearest level, or stochastically if `updates` is given. A row with infinity or NaN
+    becomes NaN.
     """
     finite = weights.isfinite().all(1, keepdim=True)
     values = torch.where(finite, weights, 0.0)
     low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
-    # The least power of two that has room for the row; and not so small that its multiples
-    # would not be exact in 24 bits.
+    # The least power of two with which 255 levels span the row, and large enough for offsets that
+    # are exact in 24 bits.
     power = torch.maximum(
         _ceil_log2((high - low) / _LEVELS), _ceil_log2(torch.maximum(-low, high)) - 24
     ).clamp_(-126, 126)
@@ -177,5 +176,5 @@ def _ceil_log2(values: Tensor) -> Tensor:
 
 
 def _power_of_two(power: Tensor) -> Tensor:
-    """float32, put together from its bits: `exp2` is not exact on every device."""
+    """Return 2**power in float32, made from bits, as `exp2` is not exact on every device."""
     return ((power + 127) << 23).int().view(torch.float32)

@@ -1,4 +1,4 @@
-"""A plan over many ranks of `torch.distributed`: who holds what, and what they exchange."""
+"""Train a plan over several ranks of `torch.distributed`."""
 
 from placer.executor.distributed.collectives import Volume
 from placer.executor.distributed.serve_tables import serve_tables

@@ -1,4 +1,4 @@
-"""Collectives between the ranks, with counts of bytes and errors that name the cause."""
+"""Collectives between ranks that count bytes and name the cause of errors."""
 
 import re
 import threading
@@ -30,10 +30,10 @@ Kind = Literal[
     "rows",
     "state",
 ]
-"""What is sent: batch sizes; what servers shall do; keys of growing tables, and their rows; lengths
-of bags; ids of rows; their weights (and the gradients of these); pooled rows; their gradients; how
-many replicated rows were touched, and their summed gradients; Σ g² of column-sliced rows;
-checkpoints."""
+"""The content of a message, in this order: batch sizes; commands to servers; keys of growing tables
+and their rows; lengths of bags; row ids; weights of lookups, or gradients of weights; pooled rows;
+gradients of pooled rows; numbers of replicated rows touched; sums of their gradients; Σ g² of
+column-sliced rows; rows of checkpoints."""
 
 
 _WORDS: dict[Kind, str] = {
@@ -43,24 +43,24 @@ _WORDS: dict[Kind, str] = {
     "outputs": "pooled rows",
     "state": "rows of a checkpoint",
 }
-"""Phases as a message names them, where the kind alone would not say enough."""
+"""Names of kinds in error messages, if the kind's own name is not clear."""
 
 _MOST_TOLD = 16
-"""Messages to one rank that may be on their way."""
+"""Most messages from this rank to servers that are under way at once."""
 _NO_LIMIT = timedelta(days=365)
 _WAIT_S = 5.0
-"""How long the words of other ranks are waited for, in seconds: with a hang, their timeouts end
-as far apart as the ranks had come to the exchange."""
+"""Seconds to wait for other ranks' reports of a broken exchange. After a hang, ranks time out at
+different times, because they began the exchange at different times."""
 _POLL_S = 0.05
 _KEY = "placer found a rank lost: "
 
 
 @dataclass(frozen=True, slots=True)
 class Volume:
-    """Bytes that this rank sent, since it was made or counts were last reset."""
+    """Bytes that this rank has sent since the start or the last reset."""
 
     to_others_bytes: int = 0
-    to_self_bytes: int = 0  # What stayed here: no link carries it.
+    to_self_bytes: int = 0  # Stays on this rank: uses no link.
 
     def __add__(self, other: "Volume") -> "Volume":
         return Volume(
@@ -69,32 +69,32 @@ class Volume:
 
 
 class Communicator:
-    """A process group of its own, so that other collectives cannot interleave with these.
+    """Collectives in a separate process group, so that others cannot interleave with them.
 
     Parameters
     ----------
     parent : process group, or None for the default one
-        Every rank of it must make the communicator, and call its methods in the same order.
+        Every rank of the parent must make the communicator and call its methods in the same order.
     device : torch.device
-        Where tensors are handed over and returned.
+        Device of arguments and results.
     first : int, optional
-        Only so many ranks of the parent, the first, are in it; the others close it at once.
+        Include only this many ranks of the parent, from the first one on.
     backend : {"nccl", "gloo"}, optional
-        The parent's by default.
+        Default: the parent's backend.
 
     Attributes
     ----------
     rank, world : int
-        The rank is -1 where this process is not in it.
+        This process's rank, or -1 outside of the group, and the number of ranks.
     group : torch.distributed.ProcessGroup
-        For what `torch.distributed` itself does with these ranks.
+        The group, for direct calls of `torch.distributed`.
     volumes : dict of Kind to Volume
-        What was sent so far.
+        Bytes sent, by kind.
 
     Raises
     ------
     BackendError
-        From every method, if a collective fails: a rank has died, or is not in step.
+        From every method, if a collective fails because a rank died or made another call.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Communicator:
             members,
             timeout=self.timeout,
             backend=backend,
-            # Ranks outside of the parent do not know of this.
+            # Ranks outside of the parent do not make this group.
             use_local_synchronization=group is not dist.group.WORLD,
         )
         own = dist.get_rank()
@@ -129,7 +129,7 @@ class Communicator:
         self.volumes: dict[Kind, Volume] = defaultdict(Volume)
 
     def close(self) -> None:
-        """Close its connections; a second call does nothing."""
+        """Close the connections. A second call does nothing."""
         while self._told and not self._closed:
             self._run("commands", self._told.popleft()[0].wait)
         if not self._closed:
@@ -139,9 +139,9 @@ class Communicator:
     def exchange(
         self, kind: Kind, values: Tensor, sent: Sequence[int], received: Sequence[int]
     ) -> Tensor:
-        """Send each rank its part of a vector; what the ranks sent here, in their order.
+        """Send each rank its part of a vector; return the parts received, in the order of ranks.
 
-        `sent` and `received` are elements for and from each rank.
+        `sent` and `received` are the numbers of elements for and from each rank.
         """
         self._count(kind, values, sent[self.rank], sum(sent))
         values = values.detach().to(self._wire).contiguous()
@@ -153,7 +153,7 @@ class Communicator:
         return out.to(self._device)
 
     def gather(self, kind: Kind, values: Tensor) -> Tensor:
-        """Return the vectors of all ranks, which are of one length: shape (world, length)."""
+        """Return the vectors of all ranks, shape (world, length). All must have one length."""
         size = values.numel()
         self._count(kind, values, size, size * self.world)
         values = values.detach().to(self._wire).contiguous()
@@ -162,22 +162,22 @@ class Communicator:
         return torch.stack(out).to(self._device)
 
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
-        """Return the numbers of each rank, in their order; all pass equally many."""
+        """Return the numbers of each rank, in the order of ranks. All must pass equally many."""
         said: list[list[int]] = self.gather("header", torch.tensor(values)).tolist()
         return said
 
     def total(self, kind: Kind, values: Tensor) -> Tensor:
-        """Sum over the ranks, elementwise."""
+        """Return the elementwise sum over the ranks."""
         self._count(kind, values, 0, values.numel() * max(self.world - 1, 0))
         values = values.detach().to(self._wire).clone()
         self._run(kind, lambda: dist.all_reduce(values, group=self.group))
         return values.to(self._device)
 
     def from_first(self, kind: Kind, values: Tensor) -> Tensor:
-        """Return the values of the first rank; the others' say their shape and dtype."""
+        """Return the first rank's values. On other ranks, `values` only gives shape and dtype."""
         self._count(kind, values, 0, values.numel() * (self.world - 1) * (self.rank == 0))
         own = values.detach().to(self._wire).clone(memory_format=torch.contiguous_format)
-        # As bytes: not every backend knows every dtype.
+        # As bytes, because not every backend supports every dtype.
         self._run(
             kind,
             lambda: dist.broadcast(own.view(-1).view(torch.uint8), self._members[0], self.group),
@@ -185,14 +185,14 @@ class Communicator:
         return own.to(self._device)
 
     def text_from_first(self, text: str) -> str:
-        """Return the text of the first rank; the others' is not read."""
+        """Return the first rank's text; the text of other ranks is ignored."""
         own = torch.tensor(list(text.encode()), dtype=torch.uint8)
         size = int(self.from_first("header", torch.tensor(own.numel())))
         said = self.from_first("header", own if self.rank == 0 else own.new_empty(size))
         return bytes(said.tolist()).decode()
 
     def tell(self, rank: int, values: Tensor) -> None:
-        """Send one rank what its `hear` gets, and do not wait until it does."""
+        """Send a tensor to one rank's `hear`, without waiting for it to arrive."""
         self._count("commands", values, 0, values.numel())
         own = values.detach().cpu().clone(memory_format=torch.contiguous_format)
 
@@ -206,7 +206,7 @@ class Communicator:
         self._run("commands", send)
 
     def hear(self, rank: int, out: Tensor) -> Tensor:
-        """Wait, however long it takes, for what a rank tells; its shape and dtype are `out`'s."""
+        """Receive a tensor that a rank sends with `tell` into `out`; wait without a timeout."""
 
         def receive() -> None:
             work = dist.irecv(out, self._members[rank], self.group)
@@ -230,14 +230,14 @@ class Communicator:
 
 
 def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:
-    """Return the timeout of a group, which a new one does not inherit."""
+    """Return the timeout of a group; new groups do not inherit it."""
     options = group._get_backend(device).options
     timeout: timedelta = options._timeout
     return timeout
 
 
 _LARGEST_EXPONENT = 15
-"""Numbers of float16 reach just below 2¹⁶: what is sent is scaled to below 2¹⁵."""
+"""Scale numbers to below 2¹⁵ before sending, as float16 ends just below 2¹⁶."""
 
 
 def exchange_as(
@@ -248,11 +248,11 @@ def exchange_as(
     sent: Sequence[int],
     received: Sequence[int],
 ) -> Tensor:
-    """Exchange float32 numbers in another type; what stays on the rank is rounded like the rest.
+    """Exchange float32 numbers in another dtype. Numbers that stay on this rank are rounded too.
 
-    float16 has few exponents, and gradients of large batches are small: each rank multiplies its
-    numbers by the power of two that makes the largest of them fit, and says which at the end of
-    each message.
+    Gradients of large batches can be too small for float16. So each rank scales its numbers by the
+    power of two that brings the largest one near the limit, and appends the exponent to each
+    message.
     """
     if dtype != "float16":
         return comm.exchange(kind, values.to(getattr(torch, dtype)), sent, received).float()
@@ -277,22 +277,22 @@ def exchange_as(
 
 
 def _messages(wire: Tensor, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return the numbers for or from each rank, and the exponent behind them."""
+    """Yield each rank's message: its numbers, and the exponent after them."""
     each = torch.split(wire, [size for n in sizes for size in (n, 1)])
     return zip(each[::2], each[1::2], strict=True)
 
 
 def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> list[int]:
-    """Return ranks of a group that are lost, as far as can be known; empty where nobody knows.
+    """Return the ranks of a group that are lost, as far as known; empty if unknown.
 
-    Every rank that finds an exchange broken calls this. It leaves a word in the store by which the
-    processes met, and waits until one other rank alone has left none. Of more than one, all are
-    given whose words are missing after `wait_s`; some of them may yet wait for an exchange
-    of their own. Where two ranks are all there are, the other one is lost. Where a group has two
-    and there are more, the other one may have left because of a rank that is not in the group.
+    Every rank with a broken exchange calls this. It writes an entry to the store of the default
+    group, and waits until only one other rank has no entry. After `wait_s`, it returns all ranks
+    without an entry; some of them may still wait in another exchange. With only two ranks, the
+    other rank is lost. In a group of two among more ranks, the other rank may have left because
+    a rank outside of the group is lost.
 
-    `members` are the group's ranks, as the default group numbers them, and `rank` is this one's
-    place there. Returns places there, or the number of one rank that is not among them.
+    `members` are the group's ranks in the default group, and `rank` is this rank's index there.
+    Returns indices into `members`, or the number of one lost rank outside of the group.
 
     Examples
     --------
@@ -301,11 +301,11 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> li
     """
     others = [place for place in range(len(members)) if place != rank]
     is_sure = len(others) < 2
-    # Ranks outside of the group may look for this one's word.
+    # Ranks outside of the group may look for this rank's entry.
     if is_sure and not (dist.is_initialized() and dist.get_world_size() > len(members)):
         return others
     found: list[int] = []
-    # The store may have been in the lost process: what asks it might never come back.
+    # The lost process may have held the store: a request to it might never return.
     asking = threading.Thread(target=_ask, args=(rank, members, wait_s, found), daemon=True)
     asking.start()
     asking.join(wait_s + 1)
@@ -315,10 +315,10 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> li
 def rank_lost(
     rank: int, members: Sequence[int], doing: str, error: Exception, within: str = "in time"
 ) -> BackendError:
-    """Return the error to raise where ranks no longer answer: what failed, and which they are.
+    """Return the error for ranks that no longer answer. It names the failure and the lost ranks.
 
-    `doing` is what failed, as the subject of a sentence, and `within` how long the others were
-    waited for; see `lost_ranks`.
+    `doing` names the failed action as the subject of a sentence, and `within` says how long this
+    rank waited for the others; see `lost_ranks`.
 
     Examples
     --------
@@ -336,7 +336,7 @@ def rank_lost(
 
 
 def reason_of(error: Exception) -> str:
-    """Return what a failed collective says, less the place in its source and its advice.
+    """Return the message of a failed collective without its source location and advice.
 
     >>> reason_of(RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by"))
     'Connection closed'
@@ -346,7 +346,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> None:
-    """Leave a word, and put the places of those without one into `found`."""
+    """Write this rank's entry, and put the indices of ranks without one into `found`."""
     try:
         store = dist.distributed_c10d._get_default_store()
         store.set(_KEY + str(members[rank]), "1")

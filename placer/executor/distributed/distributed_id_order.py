@@ -1,4 +1,4 @@
-"""Tables whose parts many processes hold, in the order of their ids."""
+"""Read and write tables by id if many processes hold their parts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -21,14 +21,14 @@ from placer.tables import Table
 _Held = Mapping[str, LocalIdOrder]
 
 _Part = tuple[Target, Tensor, Tensor]
-"""A target that has some of a block, their positions in the block, and the target's rows."""
+"""A target, the positions of its rows in a block, and its own numbers of these rows."""
 
 
 class DistributedIdOrder(IdOrder):
-    """Tables that the processes of a group share; see `IdOrder`.
+    """Access by id to tables that the processes of a group share; see `IdOrder`.
 
-    `held` is what this process holds, by target. What servers hold is read and written by the
-    trainers that they follow: `world` counts these, and `group` has them.
+    `held` has this process's rows, by target. Trainers read and write the rows of the servers that
+    follow them, so `world` counts trainers, and `group` has trainers only.
     """
 
     def __init__(
@@ -45,17 +45,17 @@ class DistributedIdOrder(IdOrder):
         self._orders = tuple(dict.fromkeys(held.values()))
         self._routes, self._held, self._device = survey.routes, held, device
         self._comm, self._targets = ranks.comm, survey.targets
-        # How trainers and servers call a tensor and a target: by their numbers.
+        # Messages to servers name a tensor and a target by number.
         self.numbered = tuple(self.tensors())
         self._numbers = {(t.table.name, t.name): n for n, t in enumerate(self.numbered)}
         self._target_numbers = {target.name: n for n, target in enumerate(survey.targets)}
-        self.counted: Callable[[int], None] | None = None  # Told of counts that are set.
+        self.counted: Callable[[int], None] | None = None  # Called with each count that is set.
 
     def overwrite_from_first(self, weight: TableTensor, values: Tensor | None) -> None:
-        """Set initial weights, those that the first process has; all must call it.
+        """Set initial weights to those of the first process. All processes must call this.
 
-        So processes that draw them from generators of their own have the same rows, replicas
-        above all. What others than the first pass is not read.
+        So all have the same rows, even if each drew weights from a generator of its own. Values
+        of other processes are ignored.
         """
         for block in blocks_of(weight):
             if values is None:
@@ -69,7 +69,7 @@ class DistributedIdOrder(IdOrder):
             order.synchronize()
 
     def shares(self, table: Table) -> list[float]:
-        # What a server holds is written by the trainer that it follows.
+        # A server's rows are written by the trainer that it follows.
         held = [0.0] * self.world
         for columns in self._routes[table.name].column_slices:
             for target in columns.targets:
@@ -79,8 +79,8 @@ class DistributedIdOrder(IdOrder):
         return [cells / (table.rows * table.dim) for cells in held]
 
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
-        # Only the requested bytes travel, as they are, by one all-to-all. Who sends what follows
-        # from the plan, so that no process has to ask. What is here does not go through it.
+        # One all-to-all sends the requested bytes only. The senders follow from the plan, so no
+        # process sends requests. Rows of this process stay out of the all-to-all.
         said = [
             (self._number_of(one.tensor), one.start, one.stop) if one else (-1, 0, 0)
             for one in requests
@@ -132,7 +132,7 @@ class DistributedIdOrder(IdOrder):
             self._write_target(target, name, rows, own)
 
     def receive(self, target_number: int, tensor_number: int, count: int) -> None:
-        """Overwrite rows of a target here by what the trainer sends that this server follows."""
+        """Overwrite rows of a target on this server with rows from the trainer that it follows."""
         target, tensor = self._targets[target_number], self.numbered[tensor_number]
         rows = self._ranks.receive(torch.empty(count, dtype=torch.int64))
         shape = (count,) if tensor.is_per_row else (count, target.width)
@@ -152,7 +152,7 @@ class DistributedIdOrder(IdOrder):
             order.set_update_count(updates)
 
     def _packed(self, block: IdRange | None, asker: int) -> Tensor:
-        """Return what this process sends of a block, as bytes."""
+        """Return this process's part of a block to send, as bytes."""
         parts = [torch.empty(0, dtype=torch.uint8)]
         if block is not None:
             for target, _, rows in self._sources(block, asker, self.rank):
@@ -162,13 +162,13 @@ class DistributedIdOrder(IdOrder):
         return torch.cat(parts)
 
     def _sources(self, block: IdRange, asker: int, only: int | None = None) -> Iterator[_Part]:
-        """Return the parts of a block; with `only`, those that this process sends to the asker.
+        """Yield the parts of a block for an asker, or only the parts that the rank `only` sends.
 
         Each cell comes from one holder.
         """
 
         def is_source(target: Target) -> bool:
-            # Column slices of a row have equal copies of a state that is one number a row.
+            # Column slices have equal copies of a state with one number per row.
             is_first = not block.tensor.is_per_row or not target.cols[0]
             return is_first and only in (None, target.holder_for(asker))
 
@@ -178,14 +178,14 @@ class DistributedIdOrder(IdOrder):
         return target.name in self._held
 
     def _is_written(self, target: Target) -> bool:
-        """Return whether what overwrites the target comes from this process."""
+        """Return whether this process writes the target, here or on its servers."""
         return self._is_held(target) or not set(target.holders).isdisjoint(self._ranks.followers)
 
     def _number_of(self, tensor: TableTensor) -> int:
         return self._numbers[tensor.table.name, tensor.name]
 
     def _write_target(self, target: Target, name: str, rows: Tensor, values: Tensor) -> None:
-        """Overwrite rows here, and on the servers that follow this trainer."""
+        """Overwrite rows on this process, and on the servers that follow it."""
         if not rows.numel():
             return
         if self._is_held(target):

@@ -1,4 +1,4 @@
-"""Sends lookups to the ranks that hold their rows, also beside the training of earlier batches."""
+"""Send lookups to the ranks that hold their rows, in a thread while earlier batches train."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +30,7 @@ _Routes = tuple[tuple[Tensor | None, ...], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputExchange:
-    """Sends this rank's lookups to the others and receives theirs."""
+    """Sends this rank's lookups to other ranks and receives their lookups."""
 
     survey: Survey
     channels: Channels
@@ -39,9 +39,9 @@ class InputExchange:
     keys: ShardedKeys
 
     def __call__(self, batch: BagBatch, training: bool, key_step: KeyStep | None) -> ShardedBatch:
-        """Exchange a batch's lookups; every rank must be here with one of its own.
+        """Exchange a batch's lookups. Every rank must call this with its own batch.
 
-        `key_step` is what the keys' `open_step` gave.
+        `key_step` is the result of the keys' `open_step`.
         """
         fault: PlacerError | None = None
         try:
@@ -53,7 +53,7 @@ class InputExchange:
             fault = error
         weights = batch.weights
         wanted = training and weights is not None and weights.requires_grad
-        # Ranks may let go of batches at other times: a row has to keep its key on all of them.
+        # Ranks may free batches at different times, but rows must keep their keys on all ranks.
         open_before = -1 if key_step is None else key_step.open_before
         header = [batch.batch_size, fault is not None, weights is not None, wanted, training]
         header.append(open_before)
@@ -84,7 +84,7 @@ class InputExchange:
     def _route(
         self, batch: BagBatch, spread: Sequence[tuple[int, int]]
     ) -> tuple[_Routes, dict[tuple[int, int, int], "_ChannelLookups"]]:
-        """Return how features' lookups are spread over targets, and each channel's."""
+        """Return the order of each feature's lookups by target, and the lookups of each channel."""
         size, lengths = batch.batch_size, batch.offsets.diff()
         lookups: dict[tuple[int, int, int], _ChannelLookups] = {}
         routes = []
@@ -93,7 +93,7 @@ class InputExchange:
             table = self.survey.routes.get(feature.table)
             bag_lengths = lengths[index * size : (index + 1) * size]
             ids = batch.ids[start:stop]
-            # Column slices with the same row slices share their router.
+            # Column slices with equal row slices share a router.
             seen: dict[int, tuple[Tensor | None, list[_ChannelLookups]]] = {}
             orders = []
             for number, columns in enumerate(() if table is None else table.column_slices):
@@ -185,10 +185,10 @@ class InputExchange:
         wanted: bool,
         unit: Unit,
     ) -> UnitStep:
-        """Return what came for one unit, channel by channel instead of rank by rank.
+        """Reorder the received lookups of one unit from rank by rank to channel by channel.
 
-        `bags` and `counts` are bags and lookups of each served channel from each rank: int64, shape
-        (world, served). Lengths of bags, rows and weights came in this order.
+        `bags` and `counts` are the numbers of bags and lookups from each rank in each served
+        channel: int64, shape (world, served). Lengths of bags, rows and weights have this order.
         """
         own = np.ix_(unit.sources, unit.channels)
         bag_starts, own_bags, starts, sizes = (
@@ -212,7 +212,7 @@ class InputExchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _ChannelLookups:
-    """A channel's lookups: their rows, the lengths of its bags, and where they are in the batch."""
+    """A channel's lookups: their rows, the lengths of its bags, and positions in the batch."""
 
     rows: Tensor
     lengths: Tensor
@@ -221,12 +221,12 @@ class _ChannelLookups:
     stop: int
 
     def select(self, values: Tensor) -> Tensor:
-        """Return values of these lookups out of the batch's."""
+        """Return the values of these lookups from values of all lookups of the batch."""
         own = values[self.start : self.stop]
         return own if self.order is None else own.index_select(0, self.order)
 
     def positions(self, device: torch.device) -> Tensor:
-        """Return their positions in the batch."""
+        """Return the positions of these lookups in the batch."""
         if self.order is None:
             return torch.arange(self.start, self.stop, device=device)
         return self.order + self.start
@@ -235,7 +235,7 @@ class _ChannelLookups:
 def _spread(
     target: Tensor, rows: Tensor, count: int, lengths: Tensor, start: int
 ) -> tuple[Tensor, list[_ChannelLookups]]:
-    """Return a feature's lookups by target, each target's in the order of the batch."""
+    """Group a feature's lookups by target, in the order of the batch; return order and groups."""
     total, size = rows.numel(), lengths.numel()
     kind = torch.uint8 if count < 256 else torch.int32
     order = torch.sort(target.to(kind), stable=True).indices.int()
@@ -267,7 +267,7 @@ def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
 
 
 def _starts(sizes: Int) -> Int:
-    """Return where each begins, one after the other."""
+    """Return the start of each part, if the parts are concatenated."""
     return (sizes.cumsum() - sizes.ravel()).reshape(sizes.shape)
 
 
@@ -279,17 +279,17 @@ def _cat(parts: Sequence[Tensor], dtype: torch.dtype | None, device: torch.devic
 
 
 SentBatch = Future[tuple[ShardedBatch, torch.cuda.Event | None]]
-"""What the ranks ask of each other, or the error that one of them met; and, on a GPU, an event that
-says when it is there. Made by `ShardedEmbeddings.send_ahead`, and used up by `prefetch`."""
+"""An exchanged batch or the error of its exchange; and, on a GPU, an event that completes when the
+batch is there. `ShardedEmbeddings.send_ahead` makes it for one call of `prefetch`."""
 
 
 class InputsAhead:
-    """Exchanges inputs in a thread, one batch after the other in the order of asking.
+    """Exchanges batches in a thread, in the order of calls.
 
-    From the first batch sent ahead on, the exchange has the thread and a process group of its
-    own, so that its collectives may come between those of the training in any way: only their
-    own order matters, and it is the same on all ranks as long as these ask in the same order.
-    `group` makes the process group, at the same point of all ranks' loops.
+    From the first batch sent ahead on, exchanges run in a thread and a separate process group. So
+    their collectives may interleave with those of the training in any way, if all ranks send
+    batches in the same order. `group` makes the process group, at the same point of all ranks'
+    loops.
     """
 
     def __init__(self, inputs: InputExchange, group: Callable[[], Communicator]) -> None:
@@ -318,7 +318,7 @@ class InputsAhead:
         return self._thread.submit(self._exchange, batch, number, training, key_step, made)
 
     def arrived(self, sent: SentBatch) -> ShardedBatch:
-        """Return what the ranks ask of each other."""
+        """Wait for the exchange of a batch and return it."""
         step, ready = sent.result()
         if ready is not None:
             stream = torch.cuda.current_stream(self._inputs.device)
@@ -327,14 +327,14 @@ class InputsAhead:
         return step
 
     def now(self, batch: BagBatch, number: NumberedBatch | None, training: bool) -> ShardedBatch:
-        """Exchange a batch that was not sent ahead, after those that were."""
+        """Exchange a batch that was not sent ahead, after all batches that were."""
         if self._thread is None:
             key_step = self._inputs.keys.open_step() if training else None
             return replace(self._inputs(batch, training, key_step), number=number)
         return self.arrived(self.send(batch, number, training))
 
     def wait(self) -> None:
-        """Wait until all that was sent has come."""
+        """Wait until all batches sent ahead have arrived."""
         if self._thread is not None:
             self._thread.submit(int).result()
 
@@ -353,7 +353,7 @@ class InputsAhead:
         made: "torch.cuda.Event | None",
     ) -> "tuple[ShardedBatch, torch.cuda.Event | None]":
         if self._lost is not None:
-            raise self._lost  # Nobody would answer: do not wait for the timeout again.
+            raise self._lost  # No rank would answer: skip the timeout.
         try:
             if self._stream is None:
                 return replace(self._inputs(batch, training, key_step), number=number), None

@@ -1,4 +1,4 @@
-"""Rows that several ranks hold: each reads its own copy, and all copies get equal updates."""
+"""Replicated rows: each rank reads its own copy, and all copies get equal updates."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,13 +18,13 @@ from placer.executor.optimizers.rule import row_sums, runs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Alike:
-    """A unit's targets of one width, whose rows are numbered on: one pass serves them all."""
+    """A unit's targets of one width, with consecutive row numbers, so that one pass serves all."""
 
     width: int
-    targets: tuple[int, ...]  # Their places in the unit.
-    bases: tuple[int, ...]  # The number of each one's first row, a multiple of the holders.
+    targets: tuple[int, ...]  # Their indices in the unit.
+    bases: tuple[int, ...]  # First row number of each, a multiple of the holders.
     channels: tuple[int, ...]  # The unit's channels that read them, target by target.
-    owners: tuple[int, ...]  # For each channel the place in `targets` of what it reads.
+    owners: tuple[int, ...]  # For each channel, the index in `targets` of its target.
 
 
 def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
@@ -55,17 +55,17 @@ class _Lookups:
 
     rows: Tensor  # Target by target.
     counts: list[int]  # Lookups of each target.
-    sources: Tensor  # The row of `gradients` of each lookup.
-    places: Tensor  # Where each is among the unit's.
-    gradients: Tensor  # Of all channels' bags, shape (bags, width).
+    sources: Tensor  # Each lookup's row in `gradients`.
+    places: Tensor  # Each lookup's position among the unit's lookups.
+    gradients: Tensor  # Gradients of all channels' bags, shape (bags, width).
 
 
 class ReplicaUpdates:
-    """Sums up the gradients of replicated rows here, and applies the totals over their holders.
+    """Sums this rank's gradients of replicated rows, and applies the totals of all holders.
 
-    Each holder sums the gradients of the rows that its samples read. These sums are added up over
-    the ranks, and every holder applies the totals as one lookup a row; so copies that were equal
-    stay equal to the bit. `position` is that of the unit among this rank's.
+    Each holder sums the gradients of the rows that its samples read. `all_reduce_rows` adds these
+    sums over ranks. Every holder applies the totals as one lookup per row, so copies stay equal to
+    the bit. `position` is the unit's index on this rank.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ReplicaUpdates:
         self._names = [target.name for target in unit.targets]
 
     def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> list[RowSums]:
-        """Of the gradients of the rows that were read here; `all_reduce_rows` adds them up."""
+        """Return the summed gradients of rows read on this rank, for `all_reduce_rows`."""
         return [self._row_sums(unit_step, gradients, alike) for alike in self._alike]
 
     def apply(self, totals: Sequence[RowSums]) -> None:
@@ -99,7 +99,7 @@ class ReplicaUpdates:
         )
 
     def weight_gradients(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
-        """Gradient of each lookup's weight, its row · its bag's gradient: shape (lookups,)."""
+        """Return gradients of lookups' weights, row · gradient of the bag: shape (lookups,)."""
         lookups = [self._lookups(unit_step, gradients, alike) for alike in self._alike]
         rows: dict[int, Tensor] = {}
         for alike, own in zip(self._alike, lookups, strict=True):
@@ -139,12 +139,12 @@ class ReplicaUpdates:
             counts,
             bags.repeat_interleave(of_bags, output_size=sum(sizes)),
             places,
-            # No feature may read these rows, and then there is no channel.
+            # If no feature reads these rows, there is no channel.
             torch.cat([torch.empty(0, alike.width, dtype=torch.float32, device=device), *own]),
         )
 
     def _row_sums(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> RowSums:
-        """Return the numbers of the distinct rows read here, and each one's summed gradient."""
+        """Return the numbers of the distinct rows read here, and their summed gradients."""
         own = self._lookups(unit_step, gradients, alike)
         bases = torch.tensor(alike.bases, device=self._module.device)
         numbers = own.rows + _repeated(bases, own.counts)
@@ -157,7 +157,7 @@ class ReplicaUpdates:
         return distinct, row_sums(own.gradients, own.sources[order], weights, starts)
 
     def _update_batch(self, rows: dict[int, Tensor]) -> BagBatch:
-        """Return one sample that reads these rows of each target, and nothing else."""
+        """Return a batch of one sample that reads these rows of each target."""
         each = [rows[number] for number in range(len(rows))]
         bounds = (0, *accumulate(own.numel() for own in each))
         device = self._module.device
@@ -166,6 +166,6 @@ class ReplicaUpdates:
 
 
 def _repeated(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """Return each value so many times."""
+    """Repeat each value by its count."""
     times = torch.tensor(counts, device=values.device)
     return values.repeat_interleave(times, output_size=sum(counts))

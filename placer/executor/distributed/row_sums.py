@@ -1,8 +1,8 @@
-"""Sums over the ranks that hold rows: gradients of replicas, and Σ g² of columns apart.
+"""Sum over ranks: gradients of replicated rows, and Σ g² of rows with columns on several ranks.
 
-Gradients of replicated rows take a sparse all-reduce: each row has a holder that adds it up, to
-which all holders send their sums, and which sends them the totals. So a rank sends about twice what
-it touches however many ranks there are, and only rows that were touched are sent.
+Gradients of replicated rows take a sparse all-reduce. For each row, all holders send their sums to
+one of them, which adds them up and sends back the total. So a rank sends each row that it touched
+about twice, for any number of ranks, and sends no other rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +16,20 @@ from placer.executor.distributed.placement.division import Target
 from placer.executor.optimizers.rule import row_sums, runs
 
 RowSums = tuple[Tensor, Tensor]
-"""Distinct rows, int64 of shape (n,), and a vector for each: float32 of shape (n, width)."""
+"""Distinct rows, int64 of shape (n,), and their vectors, float32 of shape (n, width)."""
 
 _WORDS_OF_ID = 2
-"""Ids and vectors travel in one message, as words of 32 bits."""
+"""Words of 32 bits for an id. A message holds ids and vectors as such words."""
 
 
 def all_reduce_rows(
     comm: Communicator, holders: Sequence[Sequence[int]], sums: Sequence[Sequence[RowSums]]
 ) -> list[list[RowSums]]:
-    """Totals over the holders of each table's row sums; the same bits on each of them.
+    """Return each table's row sums added up over its holders, bit-equal on every holder.
 
-    However many groups of ranks hold rows together, these are four collectives, of all ranks:
-    those that hold no such rows send and get nothing. `holders` are the ranks of each group that
-    this rank is in, in their order, and `sums` are this rank's, by group and table.
+    This takes four collectives of all ranks, for any number of groups of holders. Ranks without
+    replicated rows send and get nothing. `holders` are the ordered ranks of each group that this
+    rank is in, and `sums` are this rank's sums, by group and table.
     """
     dealt = [
         [_dealt(*one, len(ranks)) for one in own] for ranks, own in zip(holders, sums, strict=True)
@@ -46,15 +46,15 @@ def _exchanged(
     holders: Sequence[Sequence[int]],
     parts: Sequence[Sequence[Sequence[RowSums]]],
 ) -> list[list[RowSums]]:
-    """Return what the holders sent here, joined in their order; counts are exchanged first.
+    """Exchange row sums between holders; return the received sums, joined in the holders' order.
 
-    `parts` are by group of holders, table and holder that gets them.
+    `parts` are by group of holders, table and receiving holder. Counts are exchanged first.
     """
     to: list[list[RowSums]] = [[] for _ in range(comm.world)]
     for ranks, tables in zip(holders, parts, strict=True):
         for place, rank in enumerate(ranks):
             to[rank] += [table[place] for table in tables]
-    # Two ranks have the same tables in common, whichever of them sends.
+    # Two ranks exchange the same tables in both directions.
     met = [len(theirs) for theirs in to]
     widths = [[values.shape[1] for _, values in theirs] for theirs in to]
     counts = [[rows.numel() for rows, _ in theirs] for theirs in to]
@@ -75,13 +75,13 @@ def _exchanged(
 
 
 def _words(counts: Sequence[int], widths: Sequence[int]) -> int:
-    """Size of a message with so many rows of each table."""
+    """Return the words of a message with `counts` rows of each table."""
     return sum(n * (_WORDS_OF_ID + width) for n, width in zip(counts, widths, strict=True))
 
 
 def _unpacked(words: Tensor, counts: Sequence[int], widths: Sequence[int]) -> Iterator[RowSums]:
     """Yield the tables of a message: first the ids of all of them, then their vectors."""
-    ids = words[: _WORDS_OF_ID * sum(counts)].clone()  # Where it starts need not suit an int64.
+    ids = words[: _WORDS_OF_ID * sum(counts)].clone()  # A view may not be aligned to int64.
     rows = torch.split(ids.view(torch.int64), list(counts))
     sizes = [n * width for n, width in zip(counts, widths, strict=True)]
     values = torch.split(words[ids.numel() :].view(torch.float32), sizes)
@@ -95,7 +95,7 @@ def _joined(parts: Sequence[RowSums]) -> RowSums:
 
 
 def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:
-    """Return sums by the holder that adds them up; holders take rows in turn."""
+    """Divide sums by the holder that adds them up: row r goes to holder r modulo `holders`."""
     owner = rows % holders
     order = torch.sort(owner, stable=True).indices
     counts = torch.bincount(owner, minlength=holders).tolist()
@@ -105,7 +105,7 @@ def _dealt(rows: Tensor, values: Tensor, holders: int) -> list[RowSums]:
 
 
 def _added(rows: Tensor, values: Tensor) -> RowSums:
-    """Return one sum a row, added in the order of the holders."""
+    """Return one sum per row, added in the order of the holders."""
     if not rows.numel():
         return rows, values
     order, distinct, starts = runs(rows)
@@ -114,17 +114,17 @@ def _added(rows: Tensor, values: Tensor) -> RowSums:
 
 @dataclass(slots=True, eq=False)
 class RowTotals:
-    """Adds Σ g² up over the ranks that hold the columns of a row.
+    """Adds Σ g² up over the ranks that hold columns of a row.
 
-    The same lookups read all column slices of a row, so peers find the same rows in the same order,
-    and vectors are added elementwise: rank by rank, so that each gets the same bits.
+    The same lookups read all column slices of a row, so all ranks have the same rows in the same
+    order. They add vectors elementwise in the order of ranks, so that every rank gets equal bits.
     """
 
-    # The column slices of the same rows: tables here that hold some, from left to right; and
-    # everyone who holds one, in order. All ranks have the same order of groups.
+    # For each set of rows: this rank's tables with column slices of it, from left to right, and
+    # all ranks that hold such slices. Groups have the same order on all ranks.
     groups: tuple[tuple[tuple[str, ...], list[int]], ...]
     dims: Mapping[str, int]  # Columns of the whole row, by table.
-    comm: Communicator | None  # None where all column slices are here.
+    comm: Communicator | None  # None if all column slices are on this rank.
     device: torch.device
 
     @classmethod
@@ -135,10 +135,10 @@ class RowTotals:
         device: torch.device,
         comm: Communicator | None = None,
     ) -> "RowTotals | None":
-        """Of rows held alone, across ranks; or, without a communicator, of replicated ones.
+        """Make the totals of rows with one holder; without a communicator, of replicated rows.
 
-        Of replicated rows every holder has all columns, so each needs only itself. None where no
-        row has columns apart.
+        Every holder of replicated rows has all their columns, so it needs no other rank. Return
+        None if no rows have several column slices.
         """
         apart = [t for t in targets if t.peers and t.replicated == (comm is None)]
         if not apart:
@@ -156,8 +156,8 @@ class RowTotals:
         return cls(tuple(groups), dims, comm, device)
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Sums over whole rows; every rank must call it, whatever it read."""
-        # Of rows that nobody read, some column slices are missing, and the others' are empty.
+        """Return Σ g² over whole rows, by table. Every rank must call this at the same point."""
+        # If nobody read a group's rows, some of its tables are missing, and the others are empty.
         read = [group for group in self.groups if all(name in squares for name in group[0])]
         totals = [torch.stack([squares[name] for name in names]).sum(0) for names, _ in read]
         if self.comm is not None:
@@ -169,7 +169,7 @@ class RowTotals:
     def _over_ranks(
         self, holders: Sequence[Sequence[int]], own: Sequence[Tensor], comm: Communicator
     ) -> list[Tensor]:
-        """Return sums of each group over its ranks."""
+        """Return each group's sum over its ranks."""
         met = [
             (other, group)
             for other in range(comm.world)

@@ -1,4 +1,4 @@
-"""What runs on a host without a GPU: it serves tables until the trainers close theirs."""
+"""Serve tables on a host without a GPU, until the trainers close their tables."""
 
 from functools import lru_cache
 
@@ -18,31 +18,31 @@ from placer.growing import Growing
 from placer.plan.plan import Plan
 
 _MOST_PARTS = 4096
-"""Sets of tables that are remembered. One that comes again after so many others is made anew."""
+"""Number of sets of tables whose modules are cached."""
 
 
 def serve_tables(plan: Plan, *, backend: str = "auto") -> None:
-    """Serve a host's shards of a plan to the ranks that train, until these close their tables.
+    """Serve a host's shards of a plan to the ranks that train, until they close their tables.
 
-    Call it on the ranks behind those of the GPUs, one for each host without a GPU that serves
-    shards, where the others call `make_embeddings` or `apply_plan`. All else, such as learning
-    rates and what a checkpoint has, comes from them.
+    Start one rank for each GPU, then one for each host without a GPU that serves shards. The ranks
+    of these hosts call this function, while the other ranks call `make_embeddings` or `apply_plan`.
+    Learning rates, checkpoints and all other settings come from the other ranks.
 
     Parameters
     ----------
     plan : Plan
-        The same as theirs.
+        The same plan as on the other ranks.
     backend : {"auto", "numba", "torch", "tiered"}
-        How this host pools rows; see `PlacedEmbeddings`.
+        The kernels that pool rows on this host; see `PlacedEmbeddings`.
 
     Raises
     ------
     PlanMismatchError
-        If the plan does not fit the ranks, or this one is to train.
+        If the plan does not fit the ranks, or this rank is to train.
     CapacityError
         If the plan places more bytes on a host than it has.
     BackendError
-        If a rank is lost, or ends before it has closed its tables.
+        If a rank is lost, or ends before it closes its tables.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def serve_tables(plan: Plan, *, backend: str = "auto") -> None:
     ranks = TableRanks(plan, None, torch.device("cpu"), serves=True)
     settings = ranks.share({})
     if settings["by_rows"]:
-        plan = plan.of_tables(table.name for table in plan.tables)  # Whose shards come in order.
+        plan = plan.of_tables(table.name for table in plan.tables)  # Sorts the shards by table.
         plan = read_by_one(plan, settings["optimizer"])
     growing = {name: Growing(**how) for name, how in settings.pop("growing").items()}
     tables = ShardedEmbeddings(plan, ranks=ranks, growing=growing, backend=backend, **settings)
@@ -74,13 +74,13 @@ def serve_tables(plan: Plan, *, backend: str = "auto") -> None:
             server.do(command, *numbers)
         except PlacerError as error:
             if not on_every_rank(error):
-                raise  # Else the trainers have it, too, and know whether they go on.
+                raise  # Trainers meet other errors too, and decide what to do.
         command, numbers = ranks.hear()
     tables.close()
 
 
 class _Server:
-    """Does what a trainer does with its tables, with batches that have no samples."""
+    """Repeats a trainer's calls on its tables, with batches without samples."""
 
     def __init__(self, tables: ShardedEmbeddings, ranks: TableRanks) -> None:
         self._tables = self._whole = tables
@@ -93,7 +93,7 @@ class _Server:
         self._outputs: dict[float, list[Tensor]] = {}
 
     def do(self, command: Command, one: float, two: float, three: float) -> None:
-        """Do what a trainer says that it does now."""
+        """Run one command."""
         tables, batch = self._tables, one
         match command:
             case Command.SEND:
@@ -121,14 +121,14 @@ class _Server:
                 self._keep(command, int(one), int(two), int(three))
 
     def _part_of(self, count: int) -> ShardedEmbeddings:
-        """Return so many tables, which a trainer names; none stands for all."""
+        """Receive the numbers of `count` tables; return their module. 0 means all tables."""
         if not count:
             return self._whole
         numbers = self._ranks.receive(torch.empty(count, dtype=torch.int64)).tolist()
         return self._part(tuple(self._whole.plan.tables[number].name for number in numbers))
 
     def _keep(self, command: Command, one: int, two: int, three: int) -> None:
-        """Take part in what concerns checkpoints."""
+        """Run a command that concerns checkpoints."""
         order = self._tables.id_order()
         order.synchronize()
         match command:

@@ -1,9 +1,9 @@
-"""The autograd node between ranks: pooled rows come forward, gradients go back.
+"""The autograd node between ranks: it exchanges pooled rows in forward, and gradients in backward.
 
-All that the ranks exchange in a backward pass happens in this one node, in one order: gradients
-of pooled rows; Σ g² of column-sliced rows, within the update of the rows held alone;
-gradients of lookups' weights; gradients of replicated rows. So the order in which autograd
-runs other nodes cannot make two ranks differ.
+This one node does all exchanges of a backward pass, always in this order: gradients of pooled rows;
+Σ g² of column-sliced rows, in the update of rows with one holder; gradients of lookups' weights;
+gradients of replicated rows. So ranks exchange in the same order, even if autograd runs other nodes
+in different orders.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,11 +29,11 @@ from placer.plan.plan import Plan
 
 
 class Served:
-    """What a rank holds, and how it serves that to all ranks.
+    """Holds a rank's part of the plan, and serves it to all ranks.
 
-    `build` builds what holds a part of the plan, from that part and what adds up Σ g². Gradients
-    are multiplied by `gradient_scale`: 1/world where ranks average their losses. An update closes
-    the oldest open step of the `keys`, and `ranks` tell servers of backward passes.
+    `build` makes the module for a part of the plan, given the part and its `RowTotals`. Gradients
+    are multiplied by `gradient_scale`, 1/world if ranks average their losses. An update closes its
+    step of the `keys`. `ranks` tell servers about backward passes.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Served:
         self._totals = RowTotals.of(targets, rank, device, comm)
         self._any_replicated = any(target.replicated for target in targets)
         self.passes = 0  # Backward passes so far.
-        self.modules: list[PlacedEmbeddings] = []  # Of `channels.units`.
+        self.modules: list[PlacedEmbeddings] = []  # In the order of `channels.units`.
         self._replicas: list[ReplicaUpdates] = []  # In an order that all ranks share.
         for position, unit in enumerate(self.channels.units):
             totals = RowTotals.of(unit.targets, rank, device) if unit.replicated else self._totals
@@ -66,7 +66,7 @@ class Served:
 
     @property
     def held(self) -> dict[str, PlacedEmbeddings]:
-        """What holds each target; one module has all targets of a unit."""
+        """The module of each target, by its name; a unit's targets share one module."""
         return {
             target.name: module
             for unit, module in zip(self.channels.units, self.modules, strict=True)
@@ -74,19 +74,19 @@ class Served:
         }
 
     def sent_sizes(self, step: ShardedBatch) -> list[int]:
-        """Elements that come back from each rank: what it pools of our lookups."""
+        """Return the number of elements that each rank returns for this rank's lookups."""
         sizes = [0] * self.comm.world
         for (rank, channel), rows in zip(self.channels.sent, step.sent_rows, strict=True):
             sizes[rank] += rows * channel.target.width
         return sizes
 
     def served_sizes(self, step: ShardedBatch) -> list[int]:
-        """Elements that go back to each rank."""
+        """Return the number of elements that this rank returns to each rank."""
         sizes: list[int] = (step.served_rows * self.channels.widths).sum(1).tolist()
         return sizes
 
     def look_up(self, step: ShardedBatch, training: bool) -> list[Tensor]:
-        """Outputs of `channels.served`; those of rows held alone with their graph."""
+        """Return the outputs of `channels.served`. Rows with one holder keep their graph."""
         outputs: dict[int, Tensor] = {}
         held = zip(self.channels.units, self.modules, step.units, strict=True)
         for unit, module, unit_step in held:
@@ -96,7 +96,7 @@ class Served:
         return [outputs[at] for at in range(len(self.channels.served))]
 
     def to_sources(self, outputs: Sequence[Tensor], step: ShardedBatch) -> Tensor:
-        """Return all outputs as one vector, rank by rank."""
+        """Join all outputs to one vector, ordered by the rank that gets them."""
         pieces = [
             torch.split(output, rows.tolist())
             for output, rows in zip(outputs, step.served_rows.T, strict=True)
@@ -107,7 +107,7 @@ class Served:
         )
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[Tensor]:
-        """Return the reverse: gradients of `channels.served`."""
+        """Split a vector of gradients, ordered by rank, into those of `channels.served`."""
         widths = self.channels.widths
         sizes = (step.served_rows * widths).ravel().tolist()
         pieces = torch.split(flat, sizes) if sizes else ()
@@ -119,7 +119,7 @@ class Served:
     def update(
         self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], step: ShardedBatch
     ) -> Tensor | None:
-        """Update all rows; the gradients of the weights of our own lookups."""
+        """Update all rows; return the gradients of the weights of this rank's lookups."""
         wanted = sum(step.served_lookups) if step.weight_gradients else 0
         weight_gradients = torch.zeros(wanted, dtype=torch.float32, device=self.device)
         by_unit = [[gradients[at] for at in unit.channels] for unit in self.channels.units]
@@ -133,7 +133,7 @@ class Served:
             if step.weight_gradients and weights is not None and weights.grad is not None:
                 _scatter(weight_gradients, unit_step, weights.grad)
         if self._totals is not None and not entered:
-            self._totals.total({})  # The others wait for us there.
+            self._totals.total({})  # Other ranks wait for this rank there.
         result = None
         replicas = [
             (one, by_unit[one.position], step.units[one.position]) for one in self._replicas
@@ -155,17 +155,17 @@ class Served:
         sent, received = step.served_lookups, step.sent_lookups
         own = self.comm.exchange("weights", served / self.gradient_scale, sent, received)
         result = torch.zeros(step.bags.lookups, dtype=torch.float32, device=self.device)
-        # Each lookup comes back once a column slice; in the order of the batch, sums are always
-        # alike.
+        # Each lookup returns once per column slice. Add them in the order of the batch, so that
+        # sums are reproducible.
         order = torch.sort(step.lookups, stable=True).indices
         return result.index_add_(0, step.lookups[order], own[order])
 
 
 class Serve(torch.autograd.Function):
-    """Rows that this rank's lookups read, as one vector in the order of sending.
+    """Return the rows of this rank's lookups, as one vector in the order of sending.
 
-    Inputs are an anchor that requires a gradient, without which autograd would skip the node,
-    and the weights of the batch's lookups.
+    Inputs are an anchor and the weights of the batch's lookups. The anchor requires a gradient, so
+    that autograd runs the node.
     """
 
     @staticmethod
@@ -191,7 +191,7 @@ class Serve(torch.autograd.Function):
         refuse_scaled()
         step: ShardedBatch = ctx.step
         served: Served = ctx.served
-        # All ranks know alike, so that none waits for another one.
+        # All ranks agree on this, so no rank waits for another one.
         check_pass(ctx.outputs is None, step.weight_gradients and ctx.passes < served.passes)
         served.passes += 1
         if served.ranks is not None and step.number is not None:
@@ -199,7 +199,7 @@ class Serve(torch.autograd.Function):
         sent, received = served.sent_sizes(step), served.served_sizes(step)
         flat = served.exchange("gradients", gradient, sent, received)
         if served.gradient_scale != 1:
-            flat *= served.gradient_scale  # Not before, for it is autograd's that is sent.
+            flat *= served.gradient_scale  # Autograd owns the gradient that is sent.
         by_channel = served.from_sources(flat, step)
         del flat
         weight_gradients = served.update(ctx.outputs, by_channel, step)
@@ -222,10 +222,10 @@ def combine(
     channels: Channels,
     survey: Survey,
 ) -> dict[str, Tensor]:
-    """Outputs by feature: float32, shape (samples, dim), or (lookups, dim) without pooling.
+    """Return outputs by feature: float32, shape (samples, dim), or (lookups, dim) without pooling.
 
-    Partial sums are added in the order of a column slice's targets, whoever holds them. Ordinary
-    operations, so that autograd differentiates them.
+    Partial sums are added in the order of a column slice's targets, for any holders. Autograd
+    differentiates these operations.
     """
     came: dict[tuple[int, int, int], Tensor] = {}
     pooled: dict[tuple[int, int], bool] = {}
@@ -240,7 +240,7 @@ def combine(
     results = {}
     for index, feature in enumerate(survey.features):
         table = survey.routes.get(feature.table)
-        if table is None:  # It has no rows, so all bags are empty.
+        if table is None:  # The table has no rows, so all bags are empty.
             rows = 0 if feature.pooling == "none" else step.bags.batch_size
             dim = survey.plan.tables_by_name[feature.table].dim
             column_slices = [flat.new_zeros((rows, dim)) + flat[:0].sum()]
@@ -256,7 +256,7 @@ def combine(
                 for number, columns in enumerate(table.column_slices)
             ]
         whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
-        if feature.pooling != "max":  # Else each column slice is of maxima already.
+        if feature.pooling != "max":  # Column slices have maxima already.
             whole = step.bags.output(index, feature, whole)
         results[feature.name] = whole
     return results
@@ -267,7 +267,7 @@ def _column_slice(
 ) -> Tensor:
     """Return one column slice of a feature: sums, maxima, or rows in the order of the batch.
 
-    Where a holder alone has all rows of a bag, it has pooled them, be it their maximum.
+    Holders have already pooled sums, and maxima of tables that one holder has.
     """
     if pooled:
         total = parts[0]

@@ -1,4 +1,4 @@
-"""A batch on its way: what was sent, what came, and how to reassemble results."""
+"""A batch exchanged between ranks: lookups sent and received, and the order of results."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,15 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitStep:
-    """All ranks' lookups in one unit."""
+    """The lookups of all source ranks in one unit."""
 
-    # Of all its sources' samples, channel by channel; None where its ids were needed only to look
-    # for rows ahead.
+    # The lookups of all sources' samples, channel by channel; None if only `prefetch` needed ids.
     batch: BagBatch | None
-    weights: Tensor | None  # Of the batch's lookups.
-    prepared: PreparedBatch | None  # The batch, where its rows were looked for ahead.
-    # Position of each lookup among those that came here, int32; None where they stand as they came,
-    # or nobody wants gradients of weights.
+    weights: Tensor | None  # Of the batch's lookups, if any rank has weights.
+    prepared: PreparedBatch | None  # The result of `prefetch`, if it was called.
+    # Position of each lookup among the received lookups, int32; None if the order is the same, or
+    # if no rank needs gradients of weights.
     source: Tensor | None
     bounds: tuple[int, ...]  # Lookups of channel c are ``bounds[c]..bounds[c + 1]``.
 
@@ -36,32 +35,32 @@ class UnitStep:
 class ShardedBatch:
     """A batch whose lookups have been sent to the ranks that hold their rows.
 
-    Made by `ShardedEmbeddings.prefetch`, and used up by one forward pass.
+    `ShardedEmbeddings.prefetch` makes it for one forward pass.
     """
 
-    bags: Bags  # Of this rank's own samples.
-    weight_gradients: bool  # Whether any rank wants gradients of its lookups' weights.
-    # By feature and column slice: the feature's lookups by target, int32; None where there is one,
-    # or where targets send sums.
+    bags: Bags  # The bags of this rank's own samples.
+    weight_gradients: bool  # Whether any rank needs gradients of weights.
+    # By feature and column slice: the feature's lookups sorted by target, int32; None with one
+    # target, or if targets send sums.
     routes: tuple[tuple[Tensor | None, ...], ...]
-    sent_rows: tuple[int, ...]  # Rows that come back from each of `Channels.sent`.
-    # Rows that each of `Channels.served` gives back to each rank, shape (world, served).
+    sent_rows: tuple[int, ...]  # Rows returned by each channel of `Channels.sent`.
+    # Rows that each channel of `Channels.served` returns to each rank, shape (world, served).
     served_rows: npt.NDArray[np.int64]
     # Lookups sent to and received from each rank.
     sent_lookups: tuple[int, ...]
     served_lookups: tuple[int, ...]
-    # Position in the batch of each lookup sent, in the order of sending. Empty unless gradients of
-    # weights are wanted.
+    # Position in the batch of each lookup sent, in the order of sending. Empty if no rank needs
+    # gradients of weights.
     lookups: Tensor
     units: tuple[UnitStep, ...]
-    key_step: KeyStep | None  # Of tables that grow, where keys got rows.
-    number: "NumberedBatch | None" = None  # By which servers know it.
+    key_step: KeyStep | None  # The step of growing tables in which keys got rows.
+    number: "NumberedBatch | None" = None  # The batch's number for servers.
 
 
 def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> Tensor:
-    """``starts[i], starts[i] + 1, …`` for `sizes[i]` numbers, one i after the other; int32.
+    """Return ``starts[i]..starts[i] + sizes[i]`` for every i, concatenated; int32.
 
-    Counted up by one, and by a jump where a span starts: no other array is as long.
+    It is a running sum of ones, with jumps where spans start, to need one array of this length.
 
     Examples
     --------

@@ -37,55 +37,54 @@ from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
 _UPDATES = ("lr", "eps", "betas", "rounding")
-"""Options that servers have from the first trainer."""
+"""Options that servers take from the first trainer."""
 
 
 class ShardedEmbeddings(Embeddings):
     """`PlacedEmbeddings` over the ranks of `torch.distributed`: each holds its GPUs' shards.
 
-    Called with this rank's own samples, it gives their pooled rows. Ids go to the ranks that
-    hold their rows, pooled rows come back; gradients go the same way, and each row is updated
-    once a step, from the samples of all ranks. The global batch is that of all ranks in their
-    order, and training goes as in one process that has it whole.
+    Call it with this rank's samples to get their pooled rows. It sends ids to the ranks that hold
+    their rows, and these ranks send pooled rows back. Backward sends gradients in the same way, and
+    updates each row once a step from the samples of all ranks. Training equals training in one
+    process whose batch joins the batches of all ranks, in their order.
 
-    All ranks must call it, and run backward, equally often; their batches may differ in size, or
-    be empty. Its collectives run in a process group of its own, those of batches sent ahead in
-    another one.
+    All ranks must run forward and backward equally often. Their batches may differ in size, or be
+    empty. Collectives run in a separate process group, and those of batches sent ahead in another.
 
-    GPU i of the plan's N is rank ``i · world // N``, in the order of the topology; replicas that
-    meet on one rank are one. Rows in DRAM are in the memory of the host that the rank runs on.
-    Where hosts without a GPU serve shards, there is one rank for each GPU, and then one for each of
-    these hosts, on which `serve_tables` runs instead.
+    GPU i of the plan's N GPUs is on rank ``i · world // N``, in the order of the topology. Replicas
+    on one rank share one copy. Rows in DRAM are in the memory of the rank's host. If hosts without
+    a GPU serve shards, start one rank for each GPU and then one for each of these hosts, which
+    calls `serve_tables` instead.
 
     Parameters
     ----------
     plan : Plan
-        The same on all ranks.
+        The plan, the same on all ranks.
     process_group : torch.distributed.ProcessGroup, optional
-        Whose ranks share the plan; all ranks by default. Its timeout is that of the exchange.
+        The ranks that share the plan; all ranks by default. Exchanges have its timeout.
     average_gradients : bool
-        Whether the loss is the mean over each rank's samples, as under
-        `DistributedDataParallel`, so that the ranks' gradients are averaged; else they are added.
+        Whether to average gradients over ranks, for a loss that is a mean over each rank's samples,
+        as `DistributedDataParallel` does; otherwise gradients are added.
     ranks : TableRanks, optional
-        Made from `process_group` by default.
+        Roles of the ranks; made from `process_group` by default.
     by_rows : bool
-        Whether each table is read by one feature of its name that sums, by rows in the place of
-        keys, as a model's modules read it. Servers are told.
+        Whether each table is read by one sum-pooled feature of its name, with keys already replaced
+        by rows, as modules of a model read it. Servers get this setting.
     optimizer, device, seed, weights, padding_idx, growing
-        See `PlacedEmbeddings`. Of the first rank's `weights` each keeps what it holds, as
-        `DistributedDataParallel` does with parameters; others need not pass any.
+        See `PlacedEmbeddings`. The first rank's `weights` are sent to all ranks, as
+        `DistributedDataParallel` sends parameters; other ranks need not pass any.
     **options
         lr, eps, betas, backend, cache_policy, rounding, drive; see `PlacedEmbeddings`.
 
     Raises
     ------
     PlanMismatchError
-        If the plan is unsound, ranks have different plans or are too few or too many for its
+        If the plan is unsound or differs between ranks, the number of ranks does not fit its
         servers, or `weights` do not fit.
     CapacityError
         If the plan places more bytes on a device than it has.
     BackendError
-        If `torch.distributed` is not initialized, the backend is not there, or a rank is lost.
+        If `torch.distributed` is not initialized, the backend is missing, or a rank is lost.
     """
 
     keys: ShardedKeys
@@ -132,7 +131,7 @@ class ShardedEmbeddings(Embeddings):
         survey = Survey.of(plan, self.features, self.optimizers, comm.world, self.device)
 
         def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:
-            # Zeros at first.
+            # Zeros at first; weights are written below.
             return PlacedEmbeddings(
                 own, device=self.device, seed=None, whole_rows=totals, growing={}, **options
             )
@@ -157,11 +156,10 @@ class ShardedEmbeddings(Embeddings):
         ranks.begin()
 
     def part(self, names: Sequence[str]) -> "ShardedEmbeddings":
-        """Return some of the tables as embeddings of their own, in the same memory and group.
+        """Return a module of some of the tables, with the same memory and process group.
 
-        They are trained by themselves, with a learning rate and updates of their own. Every rank
-        must make the same parts; nothing is exchanged for that. Servers make those that they hear
-        of.
+        It has its own learning rate and number of updates. Every rank must make the same parts;
+        this needs no communication. Servers make a part when a command names it.
         """
         part = copy.copy(self)
         numbers = {table.name: number for number, table in enumerate(self.plan.tables)}
@@ -186,7 +184,7 @@ class ShardedEmbeddings(Embeddings):
         counts_updates: bool,
         build: Callable[[Plan, RowTotals | None], PlacedEmbeddings],
     ) -> None:
-        """Make what this rank holds, sends and serves, and its tables by id."""
+        """Make this rank's modules, its exchange of lookups, and its access to tables by id."""
         comm, device = self._comm, self.device
         self._served = Served(survey, comm, device, gradient_scale, build, self.keys, self._ranks)
         inputs = InputExchange(survey, self._served.channels, comm, device, self.keys)
@@ -197,13 +195,13 @@ class ShardedEmbeddings(Embeddings):
         self._order = DistributedIdOrder(survey, counts_updates, held, self._ranks, device)
 
     def said(self, values: Sequence[int]) -> list[list[int]]:
-        """Return what each rank that trains says, as many numbers on all of them."""
+        """Return the numbers of each rank that trains; all must pass equally many."""
         return self._ranks.trainers.numbers(values)
 
     def rows_of(self, batch: BagBatch, training: bool, open_steps: int) -> BagBatch:
-        """The batch with rows in the place of keys, where batches have rows (`keys.in_batches`).
+        """Return the batch with each key replaced by its row, for callers that read by rows.
 
-        All ranks must call it, and say alike how many of the steps before are open.
+        All ranks must call this with the same number of open steps before this one.
         """
         features, routes = self.features, self._served.survey.routes
         self._ranks.tell(Command.FIND_ROWS, training, open_steps)
@@ -228,20 +226,19 @@ class ShardedEmbeddings(Embeddings):
 
     @uncompiled
     def send_ahead(self, batch: BagBatch) -> SentBatch:
-        """Begin to exchange a batch's lookups; `prefetch` takes what this gives.
+        """Begin to exchange a batch's lookups; pass the result to `prefetch`.
 
-        The exchange goes on in a thread beside whatever comes next, such as the training of the
-        batches before. All ranks must do it in the same order. An error that the exchange meets
-        comes with `prefetch`.
+        The exchange runs in a thread while earlier batches train. All ranks must send batches in
+        the same order. `prefetch` raises the errors of the exchange.
         """
         return self._inputs.send(batch, self._ranks.tell_of_batch(Command.SEND))
 
     @uncompiled
     def prefetch(self, batch: BagBatch | SentBatch) -> ShardedBatch:
-        """Exchange a batch's lookups and look for its rows, ahead of its forward pass.
+        """Exchange a batch's lookups and find its rows, before its forward pass.
 
-        All ranks must do it at the same point of their loop; see `PlacedEmbeddings.prefetch` and
-        `placer.executor.look_ahead`. Results are those without it, to the bit.
+        All ranks must call this at the same point of their loop; see `PlacedEmbeddings.prefetch`
+        and `placer.executor.look_ahead`. Results are equal to the bit with and without it.
 
         Raises
         ------
@@ -264,7 +261,7 @@ class ShardedEmbeddings(Embeddings):
         for placed, module, unit in held:
             assert unit.batch is not None, "it has just come"
             prepared = module.prefetch(unit.batch)
-            # Updates of replicas read the ids once more.
+            # Updates of replicas read the ids again.
             kept = unit.batch if placed.replicated else None
             units.append(replace(unit, batch=kept, prepared=prepared))
         return replace(step, units=tuple(units))
@@ -297,7 +294,7 @@ class ShardedEmbeddings(Embeddings):
         return combine(flat, step, self._served.channels, self._served.survey)
 
     def hit_rates(self) -> HitRates | None:
-        """See `Embeddings.hit_rates`. Replicated rows count once more when they are updated."""
+        """See `Embeddings.hit_rates`. Updates of replicated rows count as lookups, too."""
         held = [
             rates for module in self._served.modules if (rates := module.hit_rates()) is not None
         ]
@@ -328,9 +325,9 @@ class ShardedEmbeddings(Embeddings):
         return {name: routes.nbytes for name, routes in self._served.survey.routes.items()}
 
     def close(self) -> None:
-        """Let go of the connections to other ranks; nothing can be looked up any more.
+        """Close the connections to other ranks. No lookup works afterwards.
 
-        Waits for batches that were sent ahead and never trained on: at most for the timeout.
+        This waits for batches that were sent ahead and not trained on, at most for the timeout.
         """
         self._ranks.tell(Command.CLOSE)
         self._inputs.close()
@@ -344,7 +341,7 @@ class ShardedEmbeddings(Embeddings):
         return dict(total)
 
     def id_order(self) -> DistributedIdOrder:
-        if self.keys.maps:  # Batches that were sent ahead may have given rows to other keys.
+        if self.keys.maps:  # Batches sent ahead may have reused rows.
             self.keys.wait()
             self.keys.begin_rows(self._order)
         return self._order
@@ -353,7 +350,7 @@ class ShardedEmbeddings(Embeddings):
         return max((module.update_count() for module in self._served.modules), default=0)
 
     def extra_repr(self) -> str:
-        """Return what `print(model)` shows of it."""
+        """Return the text that `print(model)` shows in parentheses."""
         tables, shards = len(self.plan.tables), len(self.plan.shards)
         return f"tables={tables}, shards={shards}, rank={self.rank} of {self.world}"
 
@@ -371,14 +368,14 @@ def make_embeddings(
     average_gradients: bool = True,
     **options: Any,
 ) -> Embeddings:
-    """Return a plan's tables, shared by the processes of `torch.distributed` if there are several.
+    """Make a plan's embeddings, shared by all `torch.distributed` processes if there are several.
 
     Parameters
     ----------
     plan, process_group, average_gradients
         See `ShardedEmbeddings`.
     **options
-        See `PlacedEmbeddings`. Tables of 16-bit numbers are rounded stochastically by default.
+        See `PlacedEmbeddings`. By default, 16-bit tables are rounded stochastically.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Gives rows to the keys of growing tables over many ranks: each rank maps its part of them."""
+"""Translate keys of growing tables into rows over many ranks; each rank maps part of the keys."""
 
 import copy
 from collections import deque
@@ -23,14 +23,14 @@ from placer.tables import Table
 
 
 class ShardedKeys(GrowingKeys):
-    """The key maps of growing tables, of which each trainer has the keys that a hash gives to it.
+    """The key maps of growing tables; a hash gives each key to one trainer.
 
-    A key goes to its rank, and the number of its row comes back; the lookup then goes where the
-    plan has that row. Ranks read keys in the order of ranks and, of a rank, of its batch.
+    A rank sends a key to the key's trainer and gets the number of its row. The lookup then goes to
+    the rank that holds this row. A trainer reads keys rank by rank, in the order of each batch.
 
-    Keys are mapped where batches are exchanged, which may be a thread beside the training. Rows
-    that change keys begin again in the main thread, which alone touches rows: `begin_rows`.
-    `comm` is the trainers', for what the main thread asks; batches come with their own.
+    Keys are mapped during the exchange of a batch, possibly in another thread than the training.
+    Only the main thread touches rows, so it resets reused rows later, in `begin_rows`. `comm` has
+    the trainers, for the main thread's exchanges; `exchange` gets a communicator of its own.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class ShardedKeys(GrowingKeys):
         seed: int | None,
         comm: Communicator,
     ) -> None:
-        # A server maps no keys, so that it does not matter which part it has.
+        # A server maps no keys, so its part does not matter.
         super().__init__(growing, tables, seed, max(comm.rank, 0), comm.world)
         self._comm, self._is_server = comm, comm.rank < 0
-        # Waits until all batches that were sent ahead are mapped.
+        # Waits until the keys of all batches sent ahead are mapped.
         self.wait: Callable[[], None] = lambda: None
         self._new_rows: deque[tuple[str, Tensor, Int]] = deque()
 
     def of_tables(self, names: Sequence[str]) -> "ShardedKeys":
-        """Return those of some tables, with steps of their own."""
+        """Return the key maps of some tables, with separate steps."""
         part = copy.copy(self)
         part.maps = {name: keys for name, keys in self.maps.items() if name in names}
         part._forget_steps()
@@ -71,9 +71,9 @@ class ShardedKeys(GrowingKeys):
         routes: Mapping[str, TableRoutes],
         comm: Communicator,
     ) -> BagBatch:
-        """Return the batch with rows in the place of keys; all ranks must call it.
+        """Return the batch with each key replaced by its row. All ranks must call this.
 
-        `open_before` is the same on all of them: see `rows_of`.
+        `open_before` must be the same on all ranks; see `rows_of`.
         """
         if not self.maps:
             return batch
@@ -84,7 +84,7 @@ class ShardedKeys(GrowingKeys):
         for feature, span in zip(features, feature_bounds(batch, features), strict=True):
             table_of[slice(*span)] = numbers.get(feature.table, -1)
         (places,) = (table_of >= 0).nonzero()
-        # By rank and, of a rank, by table, as they stand in the batch.
+        # Sort by rank, then by table, then by position in the batch.
         groups = parts_of(ids.numpy()[places], self._comm.world) * tables + table_of[places]
         here = torch.from_numpy(places[groups.argsort(kind="stable")])
         counts = np.bincount(groups, minlength=world * tables)
@@ -104,7 +104,7 @@ class ShardedKeys(GrowingKeys):
     def _mapped(
         self, keys: Int, table_of: Int, open_steps: int | None
     ) -> tuple[npt.NDArray[np.int32], dict[str, StepRows]]:
-        """Return this rank's rows of keys, given the number of each one's table; and steps."""
+        """Return the rows of keys, given the number of each key's table; and each table's step."""
         rows, steps = np.empty(keys.size, np.int32), {}
         for number, (name, own) in enumerate(self.maps.items()):
             here = table_of == number
@@ -122,7 +122,7 @@ class ShardedKeys(GrowingKeys):
         device: torch.device,
         comm: Communicator,
     ) -> None:
-        """Send the rows that have other keys now to all who hold them, and note what comes."""
+        """Send reused rows to all their holders, and note those received, for `begin_rows`."""
         parts: list[list[Int]] = [[np.empty((0, 3), np.int64)] for _ in range(comm.world)]
         for number, (name, step) in enumerate(steps.items()):
             if step.reused.size:
@@ -143,7 +143,7 @@ class ShardedKeys(GrowingKeys):
                 self._new_rows.append((name, own[:, 1], own[:, 2].contiguous().numpy()))
 
     def begin_rows(self, order: IdOrder) -> None:
-        """Reset the rows that have other keys since the last call, where this rank holds them."""
+        """Reset this rank's rows that were reused since the last call."""
         while self._new_rows:
             name, rows, keys = self._new_rows.popleft()
             self._begin_again({name: (rows, keys)}, order)
@@ -166,7 +166,7 @@ class ShardedKeys(GrowingKeys):
         return {name: self._joined(values) for name, values in super().state().items()}
 
     def _joined(self, values: Tensor) -> Tensor:
-        """Return the tensors of all ranks, one after the other, on all of them."""
+        """Return the tensors of all ranks, concatenated, on every rank."""
         comm, size = self._comm, values.numel()
         sizes = [theirs for (theirs,) in comm.numbers([size])]
         sent = values.reshape(-1).repeat(comm.world)

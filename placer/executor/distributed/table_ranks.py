@@ -1,8 +1,8 @@
-"""The ranks that share a plan's tables: those that train, and servers, which do as these say.
+"""The ranks that share a plan's tables: trainers, and servers that follow their commands.
 
-A server is a host without a GPU. It takes part in every exchange, without samples of its own, but
-cannot know when one comes. So each server follows one trainer, which tells it just before. As all
-trainers do the same in the same order, servers do too, whomever they follow.
+A server is a host without a GPU. It takes part in every exchange, without samples of its own. Each
+server follows one trainer, which sends it a command before each exchange. All trainers do the same
+in the same order, so all servers do too.
 """
 
 import copy
@@ -28,7 +28,7 @@ from placer.tables import OptimizerName
 
 
 class Command(IntEnum):
-    """What a trainer is about to do, and with it the servers that follow it."""
+    """The next action of a trainer and of the servers that follow it."""
 
     SEND = 0
     PREFETCH = 1
@@ -47,40 +47,40 @@ class Command(IntEnum):
 
 
 _MESSAGE = 4
-"""A command and its numbers: float64, for one may be a learning rate."""
+"""Length of a message: a command and up to three numbers, all float64."""
 
 
 class NumberedBatch:
-    """The number by which servers know a batch, for as long as a trainer may come back to it."""
+    """A batch's number for servers. They drop the batch when the trainer drops this object."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
 
 class TableRanks:
-    """The ranks of a group and what they are: trainers first, one for each GPU, then servers.
+    """The ranks of a group and their roles: trainers first, one for each GPU, then servers.
 
-    `serves` says whether this rank is meant to be a server.
+    `serves` says whether this rank is to be a server.
 
     Attributes
     ----------
     comm, trainers : Communicator
-        All ranks; and those that train, which is the same one where there are no servers.
+        All ranks, and the ranks that train. Without servers these are the same object.
     acting : Communicator
-        The ranks that do what nobody is told of: all of them until `begin`, then the trainers.
+        The ranks that act without commands: all ranks until `begin`, then the trainers.
     followers : tuple of int
-        The servers that do as this rank says; none before `begin`.
+        The servers that follow this rank; none before `begin`.
 
     Raises
     ------
     BackendError
         If `torch.distributed` is not initialized.
     PlanMismatchError
-        If there are more or fewer ranks than the plan's servers ask for, this one has the other
-        part, or servers have a model already.
+        If the number of ranks does not fit the plan's servers, this rank has the other role, or
+        servers have a model already.
     """
 
-    _serve_one: ClassVar[bool] = False  # Whether servers wait for what this process does.
+    _serve_one: ClassVar[bool] = False  # Whether this process has tables with servers.
 
     def __init__(
         self,
@@ -118,28 +118,28 @@ class TableRanks:
         self._batches = itertools.count(1)
         self._dropped: deque[int] = deque()
         self._tables: tuple[int, ...] = ()
-        # Which tables the followers take commands to be about.
+        # The tables that commands concern, as the followers know it. Parts share this list.
         self._told_of: list[tuple[int, ...]] = [()]
 
     def of_part(self, tables: Sequence[int]) -> "TableRanks":
-        """Return the same for some of the tables, by their numbers in the plan."""
+        """Return these ranks for commands on some of the tables, by their numbers in the plan."""
         part = copy.copy(self)
         part._tables = tuple(tables)
         return part
 
     def connect(self) -> Communicator:
-        """Make a process group of all ranks; all of them must do so."""
-        # What has no GPU has no NCCL.
+        """Make a process group of all ranks. All ranks must call this."""
+        # NCCL needs a GPU, which servers lack.
         return Communicator(
             self._parent, self._device, backend="gloo" if self._has_servers else None
         )
 
     def leader_of(self, rank: int) -> int:
-        """Return the trainer that a server follows; a trainer is its own."""
+        """Return the trainer that a server follows; a trainer is its own leader."""
         return rank % self.trainers.world
 
     def share(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the first trainer's settings, on all ranks: servers have no other ones."""
+        """Return the first trainer's settings on all ranks, as servers have no others."""
         if not self._has_servers:
             return dict(settings)
         text = json.dumps(dict(settings), default=lambda number: number.item())
@@ -147,13 +147,13 @@ class TableRanks:
         return shared
 
     def begin(self) -> None:
-        """From here on servers wait for what they are told."""
+        """Make servers wait for commands from now on."""
         servers = range(self.trainers.world, self.comm.world)
         self.followers = tuple(s for s in servers if self.leader_of(s) == self.comm.rank)
         self.acting, TableRanks._serve_one = self.trainers, self._has_servers
 
     def tell(self, command: Command, *numbers: float, then: Sequence[Tensor] = ()) -> None:
-        """Tell the servers that follow this rank what it does next, and send them tensors."""
+        """Send this rank's next command, and the tensors that follow it, to its servers."""
         if not self.followers:
             return
         while self._dropped:
@@ -162,7 +162,7 @@ class TableRanks:
         self._tell(self.followers, command, *numbers, then=then)
 
     def tell_of_batch(self, command: Command, *numbers: float) -> NumberedBatch | None:
-        """The same of a new batch; servers drop it when nobody here has its number any more."""
+        """Send a command for a new batch. Servers keep the batch as long as the result exists."""
         if not self.followers:
             return None
         batch = NumberedBatch(next(self._batches))
@@ -171,17 +171,17 @@ class TableRanks:
         return batch
 
     def write(self, rank: int, *numbers: int, then: Sequence[Tensor]) -> None:
-        """Send a server rows to write."""
+        """Send rows to a server, which writes them."""
         self._tell_tables()
         self._tell((rank,), Command.WRITE, *numbers, then=then)
 
     def hear(self) -> tuple[Command, list[float]]:
-        """Return what a server is told next."""
+        """Wait for the next command; return it and its numbers. Servers call this."""
         message = self.receive(torch.empty(_MESSAGE, dtype=torch.float64)).tolist()
         return Command(int(message[0])), message[1:]
 
     def receive(self, out: Tensor) -> Tensor:
-        """Return a tensor that was sent after a command."""
+        """Receive a tensor that follows a command."""
         return self.comm.hear(self.leader_of(self.comm.rank), out)
 
     def close(self) -> None:
@@ -191,7 +191,7 @@ class TableRanks:
         self.comm.close()
 
     def _tell_tables(self) -> None:
-        """Say which tables what comes next is about, where it is about others than before."""
+        """Tell the servers which tables the next commands concern, if these have changed."""
         if self._told_of[0] != self._tables:
             self._told_of[0] = self._tables
             then = [torch.tensor(self._tables)] if self._tables else []
@@ -212,7 +212,7 @@ class TableRanks:
 
 
 def check_world(plan: Plan, world: int) -> None:
-    """Check that each GPU and each host without one has its rank, where there are such hosts."""
+    """Check that there is one rank for each GPU and server, if the plan has servers."""
     servers, gpus = servers_of(plan), len(plan.topology.gpus)
     if servers and world != gpus + len(servers):
         hosts = [host.id for host in plan.topology.hosts if plan.topology.gpus_of(host.id)]
@@ -226,7 +226,7 @@ def check_world(plan: Plan, world: int) -> None:
 
 
 def _check_role(plan: Plan, rank: int, serves: bool) -> None:
-    """Check that this rank does what it is for."""
+    """Check that this rank calls the function of its role."""
     servers, gpus = servers_of(plan), len(plan.topology.gpus)
     is_server = bool(servers) and rank >= gpus
     if is_server and not serves:
@@ -248,7 +248,7 @@ def check_same(
     growing: Mapping[str, Growing],
     comm: Communicator,
 ) -> None:
-    """Check that all ranks have the same plan. With different plans they would wait for ever."""
+    """Check that all ranks have the same plan. With different plans they would hang."""
     options = sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])
     digest = hashlib.sha256(
         repr((plan.tables, plan.shards, plan.exchange_dtype, *options)).encode()
@@ -266,7 +266,7 @@ def check_same(
 
 
 def check_all_built(failure: PlacerError | None, comm: Communicator) -> None:
-    """Raise on all ranks if one of them lacks the memory for its part, or what else it needs."""
+    """Raise on all ranks if one of them could not build its part, such as for lack of memory."""
     said = comm.numbers([int(failure is not None)])
     bad = [rank for rank, (failed,) in enumerate(said) if failed]
     if failure is not None:

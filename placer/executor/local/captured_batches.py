@@ -1,9 +1,9 @@
-"""Find small batches by CUDA graphs, as the host starts kernels more slowly than the GPU runs them.
+"""Find the rows of small batches with CUDA graphs, as launches take longer than their kernels.
 
-Batches that come in one shape, such as those with one id a feature, start the same kernels in the
-same order. After a few of them, all that finds a batch's rows is captured as a graph. A later
-batch of that shape is copied to where the graph reads, and one call starts it. The kernels are the
-same, and so are the results, to the bit.
+Batches of one shape, such as batches with one id per feature, start the same kernels in the same
+order. After a few of them, the kernels that find a batch's rows are captured as a graph. A later
+batch of that shape is copied to the graph's input tensors, and one call starts the graph. Results
+are equal to the bit, as the kernels are the same.
 """
 
 import weakref
@@ -19,16 +19,16 @@ from placer.executor.lookups.batch_reads import ArenaReads, Bags, FeatureRead
 from placer.executor.lookups.steps import ArenaStep, Ticket
 
 SEEN = 3
-"""Batches of one shape that are prepared as usual before the shape is captured."""
+"""Prepare this many batches of one shape as usual before capturing the shape."""
 
 MOST_LOOKUPS = 1 << 22
-"""Larger batches keep the GPU busy for longer than the host needs to start their kernels."""
+"""Do not capture larger batches: their kernels run for longer than their launches take."""
 
 MOST_SHAPES = 2
-"""A graph keeps some 30 bytes a lookup that others give back after their step."""
+"""Most shapes to capture. A graph keeps about 30 bytes per lookup after its step."""
 
 MOST_GRAPHS = 2
-"""Graphs of one shape: one step may be open while the next one is found."""
+"""Most graphs of one shape: one step may be open while the next step's rows are found."""
 
 Shape = tuple[int, torch.dtype, tuple[tuple[int, int], ...]]
 
@@ -42,12 +42,12 @@ class CapturedBatch:
     fault: Tensor
     steps: tuple[ArenaStep, ...]
     graph: torch.cuda.CUDAGraph
-    # Of the last step, if something still refers to it.
+    # Returns the ticket of the last step, if something still refers to it.
     ticket: Callable[[], Ticket | None] = lambda: None
 
 
 class CapturedBatches:
-    """Captures how a module finds batches, where all its rows are in HBM."""
+    """CUDA graphs that find the rows of batches, for a module with all rows in HBM."""
 
     def __init__(self, runtime: Runtime, features: Sequence[FeatureRead]) -> None:
         self._runtime, self._features = runtime, features
@@ -66,11 +66,11 @@ class CapturedBatches:
         reads: Callable[[Bags], tuple[ArenaReads, ...]],
         behind: torch.cuda.Stream | None = None,
     ) -> tuple[ArenaStep, ...] | None:
-        """Return the step of a batch on the device, to be trained; None if it must be prepared.
+        """Run a graph on a training batch and return its steps; None if no graph can run.
 
-        So it must if its shape is not captured, or if the last steps of that shape are still open:
-        a graph would overwrite what they read. A graph also waits for what `behind` has queued,
-        where steps are trained on that stream.
+        No graph can run if the shape is not captured, or if all its graphs serve open steps: a
+        graph would overwrite tensors that these steps read. If steps train on the stream `behind`,
+        a graph also waits for the work queued there.
         """
         backend = self._runtime.backend
         shape = (batch.batch_size, batch.ids.dtype, bags.spans)
@@ -104,13 +104,13 @@ class CapturedBatches:
     def _capture(
         self, batch: BagBatch, bags: Bags, reads: Callable[[Bags], tuple[ArenaReads, ...]]
     ) -> CapturedBatch:
-        """Record the graph for a batch; it does not run yet."""
+        """Capture the graph for a batch without running it."""
         runtime = self._runtime
         ids, offsets = batch.ids.clone(), bags.offsets.clone()
         held = BagBatch(ids, offsets, batch.batch_size, bounds=batch.bounds)
         arena_reads = reads(replace(bags, offsets=offsets))
         graph = torch.cuda.CUDAGraph()
-        # Relaxed: threads that load data may go on using the device.
+        # Relaxed, so that data loading threads may use the device during the capture.
         with torch.cuda.graph(graph, capture_error_mode="relaxed"):
             fault = runtime.backend.new_fault()
             steps = runtime.backend.prepare(

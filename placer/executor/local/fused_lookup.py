@@ -1,4 +1,4 @@
-"""The autograd node: rows forward, gradients and the fused update backward."""
+"""The autograd node that pools rows in forward, and updates them in backward."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Runtime:
-    """The memory, kernels and constants of a step."""
+    """The memory, kernels and constants that steps use."""
 
     arenas: tuple[Arena, ...]
     backend: Backend
@@ -36,20 +36,20 @@ class Runtime:
     eps: float
     betas: tuple[float, float]
     stochastic: bool
-    # On the computing device, shape (): float32, and the number of updates so far, int64.
+    # On the computing device, shape (): learning rate, float32, and number of updates, int64.
     lr: Tensor
     updates: Tensor
     keys: GrowingKeys  # Of tables that grow.
-    whole_rows: "RowTotals | None" = None  # For tables of whose rows only some columns are here.
+    whole_rows: "RowTotals | None" = None  # For tables with other columns in other processes.
     passes: int = 0  # Backward passes so far.
 
     def rule(self, arena: Arena) -> Rule:
-        """Return the optimizer of an arena as it stands."""
+        """Return an arena's optimizer with its current constants."""
         optimizer = arena.spec.key.optimizer
         return Rule(optimizer, self.lr, self.eps, self.updates, *self.betas, self.stochastic)
 
     def memory_use(self, plan: Plan, layout: Layout) -> dict[tuple[str, str], int]:
-        """Bytes by (device id, purpose); see `placer.executor.embeddings.Embeddings.memory_use`."""
+        """Return bytes by (device id, purpose); see `Embeddings.memory_use`."""
         held: dict[tuple[str, str], int] = defaultdict(int)
         for arena in self.arenas:
             for part in arena.spec.ranges:
@@ -73,9 +73,9 @@ class Runtime:
 class FusedLookup(torch.autograd.Function):
     """Sum the rows of each segment of each arena; in backward, update the rows in place.
 
-    Inputs are an anchor that requires a gradient, without which autograd would skip the
-    node (the weights are no inputs of it), and the weights of the batch's lookups. Outputs
-    are one float32 tensor a segment, arena by arena.
+    Inputs are an anchor and the weights of the batch's lookups. The anchor requires a gradient, so
+    that autograd runs the node; the tables' weights are no inputs. Outputs are one float32 tensor
+    per segment, arena by arena.
     """
 
     @staticmethod
@@ -121,13 +121,13 @@ class FusedLookup(torch.autograd.Function):
             update(runtime, ctx.steps, gradients, weights)
         runtime.backend.finish(ctx.steps)
         runtime.keys.end_step(ctx.key_step)
-        # A kept output keeps this node; it must not keep the step as well.
+        # An output that the user keeps holds this node, but must not hold the step.
         ctx.steps = None
         return None, weight_gradients, None, None, None
 
 
 def check_pass(has_run: bool, lacks_rows: bool) -> None:
-    """Raise if a backward pass has run already, or lacks rows to compute weights' gradients of."""
+    """Raise if a backward pass ran before, or if rows for the weights' gradients have changed."""
     if has_run:
         raise PlacerError(
             "a second backward pass through one forward pass: the first has updated its rows; "
@@ -142,9 +142,9 @@ def check_pass(has_run: bool, lacks_rows: bool) -> None:
 
 
 def own_tensors(pooled: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
-    """Return each segment's rows as a tensor that autograd does not take for a view of the others.
+    """Return each segment's rows as a separate tensor that autograd does not treat as a view.
 
-    So callers may modify an output in place, as they may any module's.
+    So callers may modify one output in place, as with any other module.
     """
     bags = [stop - start for start, stop in (segment.bags for segment in segments)]
     return [part.data for part in torch.split_with_sizes(pooled, bags)]

@@ -1,4 +1,4 @@
-"""Weights and optimizer state by id, wherever a plan keeps their rows in this process."""
+"""Read and write weights and optimizer state of this process by id, under any plan."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from placer.tables import OPTIMIZER_STATE, Table
 
 
 class LocalIdOrder(IdOrder):
-    """Tables that this process has alone; see `IdOrder`. Rows are collected on their device."""
+    """Access by id to tables that one process holds; collects rows on their device."""
 
     def __init__(self, embeddings: Embeddings, layout: Layout, runtime: Runtime) -> None:
         super().__init__(embeddings.plan, embeddings.optimizers, embeddings.counts_updates)
@@ -61,7 +61,7 @@ class LocalIdOrder(IdOrder):
         result: Tensor | None = None
         for columns, rows, cols, held in self._column_slices(table, name):
             values = rows.read(columns.slots_of(ids.to(self._device))).cpu()
-            if values.dim() == 1:  # All have equal copies of one number a row.
+            if values.dim() == 1:  # Every column slice has the same value per row.
                 return values
             if result is None:
                 result = torch.empty((ids.numel(), table.dim), dtype=values.dtype)
@@ -75,7 +75,7 @@ class LocalIdOrder(IdOrder):
             slots = columns.slots_of(ids.to(self._device))
             own = values if values.dim() == 1 else values[:, cols]
             if name != "weight" and len(OPTIMIZER_STATE[self.optimizers[table.name]]) > 1:
-                whole = rows.read(slots)  # The other tensors of the same rows stay.
+                whole = rows.read(slots)  # Keep the rows' other state tensors.
                 whole[:, held] = own
                 own = whole
             rows.write(slots, own)
@@ -102,7 +102,7 @@ class LocalIdOrder(IdOrder):
     def _column_slices(
         self, table: Table, name: str
     ) -> Iterator[tuple[ArenaSlice, TieredRows, slice, slice]]:
-        """Yield column slices, their row holders, their columns in the table, and in these."""
+        """Yield column slices, their rows, and their columns in the table and in these rows."""
         for columns in self._layout.column_slices[table.name]:
             arena = self._arenas[columns.arena]
             rows = arena.weights if name == "weight" else arena.state

@@ -1,4 +1,4 @@
-"""Prepare the next batch while the present one trains."""
+"""Prepare the next batch while the current batch trains."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -15,7 +15,7 @@ _WINDOW = 2
 
 
 def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[Any, None, None]:
-    """Return the same batches in the same order, each prepared while its predecessor is trained on.
+    """Yield the batches in order, preparing each one while the batch before it trains.
 
     ::
 
@@ -24,19 +24,18 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
             loss.backward()
             ...
 
-    When the loop body gets batch t, the ids of batch t + 1 are mapped and its rows are being
-    copied. Over many ranks, the ids of batch t + 2 are also being sent to the ranks that hold
-    their rows. Training is exact all the same: batch t + 1 reads the rows that batch t updates
-    after that update. If reading or preparing a batch fails, the error is raised when that batch
-    is due, after the steps before it. Over many ranks, an error that only some of them meet is
-    raised at once.
+    While the loop body has batch t, the rows of batch t + 1 are found and copied. With several
+    ranks, the ids of batch t + 2 are also sent to the ranks that hold their rows. Training stays
+    exact: if batch t updates a row, batch t + 1 reads it after the update. If reading or preparing
+    a batch fails, the error is raised when that batch is due, after the steps before it. With
+    several ranks, an error on only some ranks is raised at once.
 
-    Batches are `BagBatch`, or tuples whose first element is one: the other elements are passed
-    through, as is a whole tuple whose first element is None, such as a batch that is not trained
-    on. What comes out has a `PreparedBatch` in the place of each. Train on it before asking for the
-    next; no other batch may be prepared meanwhile.
+    A batch is a `BagBatch`, or a tuple whose first element is a `BagBatch`. The generator replaces
+    the `BagBatch` by a `PreparedBatch` and leaves other elements unchanged. It also passes through
+    tuples whose first element is None, such as batches that are not trained on. Train on each batch
+    before requesting the next one, and prepare no other batch in the loop.
 
-    Raises DataError if an item is neither a batch nor such a tuple.
+    Raises DataError for items of other types.
 
     Examples
     --------
@@ -54,7 +53,7 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
     >>> embeddings.update_count()
     2
     """
-    # What can run beside the training of two batches, where ranks share them.
+    # Sharded embeddings can also send ids while two earlier batches train.
     send: Callable[[BagBatch], Any] | None = getattr(embeddings, "send_ahead", None)
     source = _checked(batches)
     if send is not None:
@@ -69,10 +68,10 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
 def _behind(
     source: Generator[Any, None, None], work: Callable[[Any], Any], shared: bool
 ) -> Generator[Any, None, None]:
-    """Return the items with the work done, that of the next one before each is yielded.
+    """Yield items after their work is done. Start the next item's work before yielding an item.
 
-    An error waits for its turn, but not one that this rank alone has met of many (`shared`): the
-    others wait for it before they take the step before.
+    An error is raised in its item's turn. If ranks are `shared` and not all of them meet the error,
+    it is raised at once, because the other ranks would wait for this rank.
     """
     ready: deque[Any] = deque()
     failure: Exception | None = None
@@ -102,7 +101,7 @@ def _behind(
 
 
 def on_every_rank(error: Exception) -> bool:
-    """Return whether every rank has met this error of a batch, so that all can go on.
+    """Return whether every rank meets this error of a batch, so that all can go on.
 
     >>> errors = DataError("an id is negative"), BackendError("rank 1 is lost"), ValueError()
     >>> [on_every_rank(error) for error in errors]

@@ -47,59 +47,58 @@ if TYPE_CHECKING:
     from placer.executor.distributed.row_sums import RowTotals
 
 _MOST_AHEAD = 3
-"""Batches that the host may prepare before the device has finished the first of them."""
+"""Most batches that the host prepares ahead of the device."""
 
 
 class PlacedEmbeddings(Embeddings):
-    """Embedding tables that this process holds as a plan says, trained in its backward passes.
+    """Embedding tables in one process, laid out by a plan and updated in the backward pass.
 
-    Behaves like one `nn.EmbeddingBag` (or `nn.Embedding`, for pooling ``none``) per feature,
-    whose weights are shared where features read one table. Backward sums the gradients of
-    each row over the whole step and applies the optimizer once to it; so the weights are no
-    `nn.Parameter`, and no other optimizer must see them. Without grad mode nothing is
-    updated. Each backward through one forward is one update; do not run it twice.
+    Behaves like one `nn.EmbeddingBag` (or `nn.Embedding`, for pooling ``none``) per feature.
+    Features of one table share weights. Backward sums each row's gradients over the step and
+    applies the optimizer once, so weights are no `nn.Parameter`, and no other optimizer must see
+    them. Without grad mode nothing is updated. Run backward only once for each forward pass.
 
-    All devices of the plan are emulated by one device of this process, and a replica is held
-    once; what the plan says about capacity is enforced all the same. Backends ``numba`` and
-    ``torch`` keep both tiers in host memory and read every row in place, whatever its lookup.
-    ``triton`` and ``tiered`` keep the tiers apart: rows are read as the plan says, staged rows
-    ahead of their step where batches go through `prefetch`. ``auto`` takes the fastest.
+    One device emulates all devices of the plan, and holds only one copy of replicated rows. The
+    plan's capacity limits still apply. Backends ``numba`` and ``torch`` keep all rows in host
+    memory and read every row in place, for any lookup kind. ``triton`` and ``tiered`` keep the
+    tiers apart and read rows as the plan says. With `prefetch`, they copy staged rows before the
+    step. ``auto`` takes the fastest backend.
 
-    Raises PlanMismatchError if the plan is unsound, or `weights` names unknown tables or has other
-    shapes; CapacityError if it places more bytes on a device than that has; BackendError if the
-    backend is not there.
+    Raises PlanMismatchError if the plan is unsound, or if `weights` has unknown tables or wrong
+    shapes. Raises CapacityError if the plan places more bytes on a device than it has, and
+    BackendError if the backend is not available.
 
     Parameters
     ----------
     lr, eps : float
         Learning rate, and the term added to √state.
     betas : (float, float)
-        What Adam's averages of g and g² keep of themselves a step.
+        Decay rates of Adam's averages of g and g².
     optimizer : {"sgd", "adagrad", "rowwise_adagrad", "adam"} or None
-        For all tables; None takes each table's own.
+        Optimizer of all tables; None takes each table's own.
     device : str or torch.device
-        Where rows are pooled: batches and outputs are there.
+        Device that pools rows and holds the outputs.
     seed : int or None
-        Weights start uniform in ±1/√rows, drawn by seed and table name, so that they do not
-        depend on the plan. None leaves them zero, for whoever writes them.
+        Initial weights are uniform in ±1/√rows, drawn from seed and table name, so that they do
+        not depend on the plan. None sets them to zero.
     weights : mapping of table name to tensor of shape (rows, dim), or None
-        Initial weights in id order; tables that are not named are drawn.
+        Initial weights in id order; weights of other tables are drawn.
     padding_idx : mapping of feature name to id, or None
-        Lookups of this id are dropped: they add nothing, are not counted in a mean and get
-        no gradient. It may lie outside the table, such as −1.
+        Lookups of this id are dropped: they add nothing, do not count in a mean and get no
+        gradient. The id may lie outside the table, such as −1.
     cache_policy : {"lfu", "rank"}
-        Which rows of cached shards make room for others: those looked up least of late, or
-        those that the plan ranks last.
+        Which rows a row cache evicts: the least often looked up recently, or the last ones in
+        the plan's row order.
     rounding : {"nearest", "stochastic"}
-        How weights of half precision are rounded after an update.
+        Rounding of half-precision weights after an update.
     drive : str, Path or None
-        Folder on a drive for rows that the plan places on ``ssd``, in files that end with the
-        process; None is the system's folder for temporary files.
+        Folder for rows that the plan places on ``ssd``. Its files are deleted with the process.
+        None takes the system's folder for temporary files.
     growing : mapping of table name to Growing, or None
-        Tables whose ids may be any int64, where they are not those that the plan names.
+        Tables whose ids may be any int64; None takes those of the plan.
     whole_rows : RowTotals, optional
-        Of tables of which the plan has some columns only, while other processes have the rest:
-        row-wise Adagrad asks it for Σ g² over whole rows.
+        Computes Σ g² over whole rows for row-wise Adagrad, if other processes hold columns of the
+        same tables.
 
     Examples
     --------
@@ -168,7 +167,7 @@ class PlacedEmbeddings(Embeddings):
         order = self.id_order()
         self._captured = CapturedBatches(self._runtime, self.features)
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
-        # Batches are prepared beside the step in training, on a stream of their own.
+        # A separate stream prepares batches while the step trains.
         self._stream: torch.cuda.Stream | None = None
         self._begun: deque[torch.cuda.Event] = deque()
         if self.device.type == "cuda":
@@ -180,9 +179,9 @@ class PlacedEmbeddings(Embeddings):
                 order.draw(weight, seed)
 
     def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
-        """Return some of the tables in the same memory, with their own learning rate and updates.
+        """Return a module of the plan's tables, which shares their memory with this one.
 
-        The plan is of these tables; its features read them.
+        It has its own learning rate and number of updates, and reads the plan's features.
         """
         names = [table.name for table in plan.tables]
         runtime, part = self._runtime, copy.copy(self)
@@ -200,7 +199,7 @@ class PlacedEmbeddings(Embeddings):
         return part
 
     def by_row(self) -> "PlacedEmbeddings":
-        """Return the same rows, each looked up by itself: one feature a table, named like it."""
+        """Return a module that looks up single rows: one unpooled feature named like each table."""
         rows = copy.copy(self)
         rows.features = tuple(
             FeatureRead(table.name, table.name, table.rows, "none", None)
@@ -226,36 +225,35 @@ class PlacedEmbeddings(Embeddings):
 
     @uncompiled
     def prefetch(self, batch: BagBatch) -> PreparedBatch:
-        """Find a batch's rows and start to copy them to HBM, ahead of its forward pass.
+        """Find a batch's rows and start to copy them to HBM, before its forward pass.
 
-        Call it with the next batch before the forward pass of the current one, as
-        `placer.executor.look_ahead` does: on a GPU the copies then run beside that step.
-        Results are equal to the bit with and without it. A step is open from here to the end of
-        its backward pass, and rows that an open step reads stay where they are. The plan has
-        staging rows for one batch ahead; with more batches ahead, some rows may have to be read
-        in place. The batch is on the device, or on the host, pinned if it shall be copied without
-        waiting.
+        Call this with the next batch before the forward pass of the current batch, as
+        `placer.executor.look_ahead` does. Then the copies run beside the current step on a GPU.
+        Results are equal to the bit with and without it. The batch's step is open until its
+        backward pass ends, and rows that an open step reads stay at their places. The plan has
+        staging rows for one batch ahead; with more batches, some rows may be read in place.
+        The batch may be on the device or on the host. Pin it to copy it without waiting.
 
-        Raises DataError if an id is no row of its table, or the batch is of other features. On a
-        GPU bad ids are reported by a later call, and skipped until then.
+        Raises DataError if an id is no row of its table, or if the batch has other features. On a
+        GPU a later call reports bad ids; until then they are skipped.
         """
         if self._stream is None:
             return self._prepare(batch, training=True)
         training, backend = torch.cuda.current_stream(self.device), self._runtime.backend
-        # Copies of rows wait for the updates that are queued by now. Finding the rows of a batch
-        # from the host need not wait, and so runs beside the step in training.
+        # Copies of rows wait for the updates that are queued now. Finding the rows of a batch on
+        # the host need not wait, so it runs beside the training step.
         backend.follow(training)
         on_device = [tensor for tensor in tensors_of(batch) if tensor.is_cuda]
         if backend.is_written or on_device:
             self._stream.wait_stream(training)
             backend.is_written = False
-        for tensor in on_device:  # Its memory must not be reused before it is read.
+        for tensor in on_device:  # Its memory must not be reused before the read.
             tensor.record_stream(self._stream)
         self._begun.append(recorded())
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True, behind=training)
             ready = recorded()
-        # To run further ahead gains nothing, and keeps the memory of all those batches.
+        # Running further ahead gains nothing, and needs memory for every batch.
         if len(self._begun) > _MOST_AHEAD:
             self._begun.popleft().synchronize()
         return replace(prepared, ready=ready)
@@ -264,14 +262,14 @@ class PlacedEmbeddings(Embeddings):
     def forward(self, batch: BagBatch | PreparedBatch) -> dict[str, Tensor]:
         """Return pooled rows by feature: float32, shape (batch_size, dim).
 
-        With pooling ``none`` the shape is (lookups, dim), in the order of the feature's
-        lookups; padded ones are zero. Raises DataError if an id is no row of its table, or the
-        batch is of other features.
+        With pooling ``none`` the shape is (lookups, dim), in the order of the feature's lookups,
+        with zeros for padded lookups. Raises DataError if an id is no row of its table, or if the
+        batch has other features.
         """
         training = torch.is_grad_enabled()
         if isinstance(batch, BagBatch):
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
-                # This batch may read rows that are just being staged for another.
+                # This batch may read rows that are being staged for another batch.
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)
             batch = self._prepare(batch, training)
             self._runtime.backend.is_written = True
@@ -322,7 +320,7 @@ class PlacedEmbeddings(Embeddings):
         return self._runtime.memory_use(self.plan, self._layout)
 
     def extra_repr(self) -> str:
-        """Return what `print(model)` shows of it."""
+        """Return the text that `print(model)` shows in parentheses."""
         return (
             f"tables={len(self.plan.tables)}, features={len(self.features)}, "
             f"shards={len(self.plan.shards)}, backend={self.backend!r}, device={self.device}"
@@ -340,7 +338,7 @@ class PlacedEmbeddings(Embeddings):
     ) -> PreparedBatch:
         """Check a batch and find its rows, on the current stream.
 
-        `behind` is the stream on which steps are trained, where that is another one.
+        `behind` is the stream that trains steps, if it is not the current stream.
         """
         batch, bags = ready_to_read(batch, self.features, self.device)
         runtime = self._runtime

@@ -1,4 +1,4 @@
-"""The unplaced model: the same lookups in plain PyTorch, to compare with."""
+"""The unplaced model: the same lookups in plain PyTorch, for comparison."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from placer.tables import OptimizerName, Table
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
-    """Adagrad with one state a row: ``state += mean(g²)``, ``w −= lr · g / (√state + eps)``.
+    """Adagrad with one state per row: ``state += mean(g²)``, ``w −= lr · g / (√state + eps)``.
 
-    Takes matrices with dense or sparse gradients; rows without gradient stay as they are.
+    Takes matrices with dense or sparse gradients. Rows without a gradient stay unchanged.
     Gupta et al. 2014, "Training highly multiclass classifiers", JMLR 15.
     """
 
@@ -56,10 +56,10 @@ class RowWiseAdagrad(torch.optim.Optimizer):
 
 
 class UnplacedEmbeddings(nn.Module):
-    """One parameter a table, read by `embedding_bag`: what `PlacedEmbeddings` must equal.
+    """Tables as plain parameters, read by `embedding_bag`; `PlacedEmbeddings` must equal them.
 
-    Takes the same batches, gives the same outputs, and starts from the same weights for the
-    same seed. Its optimizers are PyTorch's own and `RowWiseAdagrad`.
+    It takes the same batches, returns the same outputs, and draws the same weights from a seed.
+    Its optimizers are PyTorch's own and `RowWiseAdagrad`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class UnplacedEmbeddings(nn.Module):
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Features of the tables, in order."""
+        """Names of the tables' features, in order."""
         return tuple(feature.name for feature in self._features)
 
     def table_weights(self) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ class UnplacedEmbeddings(nn.Module):
         betas: tuple[float, float] = (0.9, 0.999),
         optimizer: OptimizerName | None = None,
     ) -> list[torch.optim.Optimizer]:
-        """Optimizers of all tables: each table's own, or one for all."""
+        """Return optimizers for all tables: each table's own kind, or `optimizer` for all."""
         groups: dict[str, list[nn.Parameter]] = {}
         for table, weight in zip(self.tables, self.weights, strict=True):
             groups.setdefault(optimizer or table.optimizer, []).append(weight)

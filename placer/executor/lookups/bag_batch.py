@@ -1,4 +1,4 @@
-"""A step's lookups: the bags of all features of a model over one batch of samples."""
+"""A step's lookups: the bags of all features for one batch of samples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ FeatureInput = tuple[Tensor, Tensor | None, Tensor | None]
 class BagBatch:
     """Bags of ids, feature-major: all bags of the first feature, then of the second, …
 
-    Raises DataError if shapes and types do not fit together, offsets (checked on a CPU only) do not
-    rise from 0 to the number of lookups, or bounds do not.
+    Raises DataError if shapes or dtypes do not fit together, or if offsets or bounds do not rise
+    from 0 to the number of lookups. Offsets on a GPU are not checked.
     """
 
     ids: Tensor  # Row ids of each feature's table: int64 or int32, shape (lookups,).
@@ -28,12 +28,11 @@ class BagBatch:
     # int64, shape (features · batch_size + 1,).
     offsets: Tensor
     batch_size: int  # Samples.
-    # Each row is multiplied by its weight before it is pooled: float32, shape (lookups,).
-    # Gradients flow to them.
+    # Factors that multiply rows before pooling: float32, shape (lookups,). They can have
+    # gradients.
     weights: Tensor | None = None
-    # Feature f's lookups are ``bounds[f]..bounds[f + 1]``: known to the host, so that nobody has to
-    # wait for a GPU to read them. Taken from the offsets where these are on a CPU, whatever is
-    # given; batches that are made on a GPU should give them.
+    # Feature f's lookups are ``bounds[f]..bounds[f + 1]``, kept on the host to avoid waiting for a
+    # GPU. Offsets on a CPU always determine them. Pass them with a batch that is made on a GPU.
     bounds: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -76,7 +75,7 @@ class BagBatch:
             object.__setattr__(self, "bounds", bounds)
 
     def _check_bounds(self, features: int) -> None:
-        """Bounds of a batch on a GPU are taken on trust, but for what can be seen from here."""
+        """Check the bounds of a batch on a GPU, as far as that needs no values from the GPU."""
         bounds = self.bounds
         if bounds is None or not self.batch_size:
             return
@@ -90,8 +89,8 @@ class BagBatch:
     def to(self, device: str | torch.device, non_blocking: bool = False) -> "BagBatch":
         """Return the same batch on another device.
 
-        With `non_blocking`, copies from pinned memory to a GPU are only begun: work on the
-        current stream waits for them, the host does not.
+        With `non_blocking`, the host does not wait for copies from pinned memory to a GPU. Work on
+        the current stream does.
         """
         target = torch.device(device)
         if all(tensor.device == target for tensor in self._tensors()):
@@ -99,7 +98,7 @@ class BagBatch:
         return self._map(lambda tensor: tensor.to(target, non_blocking=non_blocking))
 
     def pin_memory(self) -> "BagBatch":
-        """Return the same batch in pinned host memory, from which a GPU copies by itself.
+        """Return the same batch in pinned host memory, from which copies to a GPU are asynchronous.
 
         Raises BackendError if there is no GPU.
         """
@@ -127,19 +126,19 @@ class BagBatch:
         *,
         include_last_offset: bool = True,
     ) -> "BagBatch":
-        """Join features that each have tensors of their own.
+        """Make a batch from the ids, offsets and weights of each feature.
 
-        Those are ids, offsets or None, and weights or None. Without offsets every sample has one
-        id. Where some features have weights, the others' are 1. `order` has the model's features
-        (`PlacedEmbeddings.feature_names`); others are left out. `include_last_offset` says whether
-        offsets end with the number of lookups, as in `nn.EmbeddingBag`.
+        Offsets and weights may be None. Without offsets every sample has one id. If only some
+        features have weights, all others get weight 1. `order` lists the model's features
+        (`PlacedEmbeddings.feature_names`); other features are ignored. `include_last_offset` says
+        whether offsets end with the number of lookups, as in `nn.EmbeddingBag`.
 
         Raises PlanMismatchError if a feature of `order` is missing. Raises DataError if features
-        have different numbers of samples, or are malformed; offsets on a GPU are not read.
+        have different numbers of samples or are malformed. Offsets on a GPU are not checked.
 
         Examples
         --------
-        Two samples, the second of which has two words:
+        Two samples. The second one has two words:
 
         >>> user = torch.tensor([4, 9]), None, None
         >>> words = torch.tensor([3, 7, 7]), torch.tensor([0, 1, 3]), None
@@ -162,7 +161,7 @@ class BagBatch:
             raise DataError(f"features have different numbers of samples: {samples}")
         bounds = (0, *accumulate(own.numel() for own in ids))
         offsets = [own + base for own, base in zip(starts, bounds, strict=False)]
-        # Filled in place: a tensor made from a Python number waits for the copy to a GPU.
+        # `full` fills on the device, while `torch.tensor` would wait for a copy to a GPU.
         device = ids[0].device if ids else torch.device("cpu")
         offsets.append(torch.full((1,), bounds[-1], device=device))
         weights = joined_weights(ids, [features[name][2] for name in order])
@@ -174,7 +173,7 @@ class BagBatch:
 
     @classmethod
     def from_chunk(cls, chunk: Chunk, order: Sequence[str]) -> "BagBatch":
-        """Return the same of a chunk of a log (NumPy arrays).
+        """Make a batch from a chunk of a log (NumPy arrays).
 
         Raises PlanMismatchError if the log lacks a feature of `order`.
         """
@@ -203,9 +202,9 @@ class BagBatch:
 
 
 def joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the weights of several features or calls; 1 where one has none and others have some.
+    """Join the weights of several features or calls, with 1 for those without weights.
 
-    None where none has any.
+    Returns None if all are without weights.
     """
     if all(own is None for own in weights):
         return None
@@ -220,7 +219,7 @@ def joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> T
 
 
 def _starts(name: str, ids: Tensor, offsets: Tensor | None, *, include_last_offset: bool) -> Tensor:
-    """Return where each bag of a feature starts among its ids, int64, shape (samples,)."""
+    """Return the start of each bag in a feature's ids, int64, shape (samples,)."""
     lookups = ids.numel()
     if offsets is None:
         return torch.arange(lookups, device=ids.device)

@@ -1,4 +1,4 @@
-"""A batch translated to what each arena has to read, and outputs made of what was read."""
+"""Translate a batch to the reads of each arena, and make outputs from what was read."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Pooling, Table
 
 MOST_LOOKUPS = 1 << 30
-"""Most lookups of a step in an arena: kernels number them and a few more in 31 bits."""
+"""Most lookups of a step in an arena. Kernels number lookups, and a few more, in 31 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureRead:
-    """A feature, the table that it reads, and how.
+    """A feature, the table that it reads, and its pooling.
 
     Lookups of id `padding_idx` are dropped; None drops nothing.
     """
@@ -33,9 +33,9 @@ class FeatureRead:
 
 
 def read_by_one(plan: Plan, optimizer: OptimizerName | None = None) -> Plan:
-    """Return the plan, each of whose tables is read by one feature of its name that sums.
+    """Return the plan with one sum-pooled feature for each table, named like the table.
 
-    `optimizer` is that of all tables, where it is not each one's own.
+    `optimizer` replaces the optimizer of every table; None keeps each table's own.
     """
     tables = (
         replace(each, features=(Feature(each.name),), optimizer=optimizer or each.optimizer)
@@ -46,21 +46,21 @@ def read_by_one(plan: Plan, optimizer: OptimizerName | None = None) -> Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """One column slice read by one feature: lookups and bags side by side in an arena's step."""
+    """One feature's read of one column slice: a range of an arena step's lookups and bags."""
 
     feature: int
     columns: ArenaSlice
-    # Start and stop of the feature's lookups within the batch, and within the arena's step.
+    # Start and stop of the feature's lookups in the batch, and in the arena's step.
     batch: tuple[int, int]
     lookups: tuple[int, int]
-    bags: tuple[int, int]  # Within the arena's step: the samples', or one for each lookup.
+    bags: tuple[int, int]  # In the arena's step: one bag for each sample, or for each lookup.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaReads:
-    """What a batch reads from one arena, before ids are translated."""
+    """A batch's reads from one arena, before ids are translated to slots."""
 
-    offsets: Tensor  # Bag i is of the lookups ``offsets[i]..offsets[i + 1]``: int64, (bags + 1,).
+    offsets: Tensor  # Bag i has lookups ``offsets[i]..offsets[i + 1]``: int64, (bags + 1,).
     lookups: int
     segments: tuple[Segment, ...]  # Cover all lookups and bags, in order.
 
@@ -70,28 +70,28 @@ class ArenaReads:
         return self.offsets.numel() - 1
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
-        """Return values of the batch's lookups in the order of this arena's lookups."""
+        """Reorder values by lookup from the order of the batch to the order of this arena."""
         if per_lookup is None or (
             self.lookups == per_lookup.numel()
             and all(segment.batch == segment.lookups for segment in self.segments)
         ):
-            return per_lookup  # The arena reads the batch's lookups in their order.
-        if not self.segments:  # A table that no feature reads.
+            return per_lookup  # The arena's order is the batch's order.
+        if not self.segments:  # No feature reads these tables.
             return per_lookup[:0]
         return torch.cat([per_lookup[slice(*segment.batch)] for segment in self.segments])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bags:
-    """What is left to know of a batch once its ids have been read; without padded lookups."""
+    """The bags of a batch without its ids and padded lookups, as outputs need them."""
 
     batch_size: int
     offsets: Tensor  # int64, shape (features · batch_size + 1,).
     weights: Tensor | None  # float32, shape (lookups,).
-    # Start and stop of each feature's lookups, here and in the batch that was passed in.
+    # Start and stop of each feature's lookups, without padding and in the original batch.
     spans: tuple[tuple[int, int], ...]
     bounds: tuple[tuple[int, int], ...]
-    # Which of those lookups are left, int64, (lookups,); None where no feature has padding.
+    # Original position of each lookup, int64, (lookups,); None if no feature has padding.
     kept: Tensor | None
 
     @property
@@ -100,11 +100,11 @@ class Bags:
         return self.spans[-1][1] if self.spans else 0
 
     def offsets_of(self, feature: int) -> Tensor:
-        """Return offsets of a feature's bags, and the end of the last: shape (batch_size + 1,)."""
+        """Return the offsets of a feature's bags, shape (batch_size + 1,)."""
         return self.offsets[feature * self.batch_size : (feature + 1) * self.batch_size + 1]
 
     def output(self, index: int, feature: FeatureRead, rows: Tensor) -> Tensor:
-        """Return the output of a feature, from its bags' sums or from its lookups' rows."""
+        """Return a feature's output from the sums of its bags, or from the rows of its lookups."""
         if feature.pooling == "sum":
             return rows
         if feature.pooling == "mean":
@@ -122,7 +122,7 @@ class Bags:
 def feature_reads(
     tables: Sequence[Table], padding_idx: Mapping[str, int]
 ) -> tuple[FeatureRead, ...]:
-    """Return the features of tables, in order."""
+    """Return the features of all tables, in order."""
     reads = tuple(
         FeatureRead(
             feature.name, table.name, table.rows, feature.pooling, padding_idx.get(feature.name)
@@ -147,10 +147,10 @@ def feature_reads(
 def ready_to_read(
     batch: BagBatch, features: Sequence[FeatureRead], device: torch.device
 ) -> tuple[BagBatch, Bags]:
-    """Return a batch that is checked, without padded lookups, on the device; and its bags.
+    """Check a batch, drop padded lookups and copy it to the device; return it and its bags.
 
-    Where features have padding, this waits for the device that the batch is on: hand batches over
-    while they are the host's.
+    If features have padding, this waits for the device of the batch. Pass batches on the host to
+    avoid that.
     """
     if batch.batch_size:
         held = (batch.offsets.numel() - 1) // batch.batch_size
@@ -171,7 +171,7 @@ def ready_to_read(
 def _without_padding(
     batch: BagBatch, features: Sequence[FeatureRead], bounds: Sequence[tuple[int, int]]
 ) -> tuple[BagBatch, Tensor]:
-    """Return the batch without padded lookups, and the positions of those that were kept."""
+    """Return the batch without padded lookups, and the positions of the other lookups."""
     keep = torch.ones(batch.ids.numel(), dtype=torch.bool, device=batch.ids.device)
     for feature, (start, stop) in zip(features, bounds, strict=True):
         if feature.padding_idx is not None:
@@ -184,11 +184,11 @@ def _without_padding(
 
 
 def feature_bounds(batch: BagBatch, features: Sequence[FeatureRead]) -> tuple[tuple[int, int], ...]:
-    """Start and stop of each feature's lookups."""
+    """Return start and stop of each feature's lookups."""
     if not batch.batch_size:
         return ((0, 0),) * len(features)
     starts = batch.bounds
-    if starts is None:  # A batch that was made on a device: this waits for it.
+    if starts is None:  # The batch was made on a device: wait for it.
         starts = tuple(batch.offsets[:: batch.batch_size].tolist())
     return tuple(pairwise(starts))
 
@@ -203,7 +203,7 @@ def keep_until_used(prepared: object, stream: torch.cuda.Stream) -> None:
 def tensors_of(prepared: object) -> Iterator[Tensor]:
     """Yield all tensors that a prepared batch, or another tree of dataclasses, holds.
 
-    Those of segments are left out: they are the model's, and outlive all batches.
+    Tensors of segments are left out: they belong to the model and outlive all batches.
     """
     waiting: list[object] = [prepared]
     while waiting:
@@ -218,7 +218,7 @@ def tensors_of(prepared: object) -> Iterator[Tensor]:
 
 
 def check_ids(ids: Tensor, feature: FeatureRead) -> None:
-    """Raise if an id is no row of its table."""
+    """Raise DataError if an id is no row of its table."""
     if ids.numel():
         low, high = (int(end) for end in torch.aminmax(ids))
         if low < 0 or high >= feature.rows:
@@ -233,7 +233,7 @@ def check_ids(ids: Tensor, feature: FeatureRead) -> None:
 def arena_reads(
     bags: Bags, features: Sequence[FeatureRead], layout: Layout
 ) -> tuple[ArenaReads, ...]:
-    """Return what a checked batch reads, arena by arena."""
+    """Return the reads of a checked batch, arena by arena."""
     size = bags.batch_size
     segments: list[list[Segment]] = [[] for _ in layout.arenas]
     for index, (feature, (start, stop)) in enumerate(zip(features, bags.spans, strict=True)):
@@ -267,7 +267,7 @@ def arena_reads(
 
 
 def _offsets(bags: Bags, features: Sequence[FeatureRead], segments: Sequence[Segment]) -> Tensor:
-    """Return offsets of an arena's bags."""
+    """Return the offsets of an arena's bags."""
     size = bags.batch_size
     pooled = [features[segment.feature].pooling in ("sum", "mean") for segment in segments]
     if all(pooled) and [segment.feature for segment in segments] == list(range(len(features))):
@@ -288,7 +288,7 @@ def _offsets(bags: Bags, features: Sequence[FeatureRead], segments: Sequence[Seg
 def mean_from_sum(sums: Tensor, offsets: Tensor) -> Tensor:
     """Divide each bag's sum by its number of lookups; empty bags stay zero.
 
-    With weights this is Σ w·x / lookups.
+    With weights the result is Σ w·x / lookups.
     """
     counts = offsets.diff().clamp_(min=1).to(sums.dtype)
     return sums / counts.unsqueeze(1)
@@ -297,7 +297,7 @@ def mean_from_sum(sums: Tensor, offsets: Tensor) -> Tensor:
 def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
     """Return the largest value of each column over each bag; empty bags are zero.
 
-    The gradient goes to the first of the lookups that tie, as in `nn.EmbeddingBag`. Rows are
+    If lookups tie, the gradient goes to the first, as in `nn.EmbeddingBag`. Rows are
     float32, shape (lookups, width); offsets int64, shape (bags + 1,), from 0 to lookups.
     """
     lookups, width = rows.shape
@@ -312,7 +312,7 @@ def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
         largest = rows.new_full((bags, width), -torch.inf).scatter_reduce_(0, bag, rows, "amax")
         position = torch.arange(lookups, device=rows.device).unsqueeze(1).expand(-1, width)
         tied = torch.where(rows == largest.gather(0, bag), position, lookups)
-        # Empty bags keep the index of the row of zeros behind the last lookup.
+        # Empty bags keep the index of the row of zeros after the last lookup.
         first = torch.full_like(largest, lookups, dtype=torch.int64)
         first.scatter_reduce_(0, bag, tied, "amin")
     return torch.nn.functional.pad(rows, (0, 0, 0, 1)).gather(0, first)

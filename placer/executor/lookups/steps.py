@@ -1,4 +1,4 @@
-"""The rows that a step reads from each arena, and where they are until it ends."""
+"""The rows that a step reads from each arena, and their places while the step is open."""
 
 import weakref
 from concurrent.futures import Future
@@ -16,32 +16,32 @@ from placer.executor.memory.layout import ArenaSpec
 Moved: TypeAlias = "torch.cuda.Event | Future[torch.cuda.Event | None] | None"
 
 CHUNK = 128
-"""Lookups that one program sums at most. Smaller chunks balance the programs better, and need
-more memory for the chunks' sums: two rows for each `CHUNK` lookups."""
+"""Most lookups that one kernel program sums. Smaller chunks balance programs better, but need more
+memory for the chunks' sums: two rows for each `CHUNK` lookups."""
 
 MOST_STEPS = (1 << 31) - 1
 
 
 class Ticket:
-    """A step from the time its rows are located until they are updated.
+    """A step that is open: its rows are located, and not yet updated.
 
-    Rows that an open step reads must stay where they were then.
+    Rows that an open step reads must stay at their places.
     """
 
     __slots__ = ("__weakref__", "number", "reads_stores", "resolved")
 
     def __init__(self, number: int) -> None:
-        self.number = number  # In the order in which steps' rows are located.
-        # For steps that open before it ends: which staged and cached rows it reads, and where.
+        self.number = number  # Counts steps in the order in which their rows are located.
+        # Staged and cached rows that this step reads, and their places, for steps that open later.
         self.resolved: dict[ArenaSpec, Any] = {}
-        # Arenas of which it reads records where they are, as rows of it got no entry.
+        # Arenas whose cold records this step reads in place, as some rows got no cache entry.
         self.reads_stores: set[ArenaSpec] = set()
 
 
 class Window:
-    """The steps that are open.
+    """The set of open steps.
 
-    A step ends with its backward pass; one that never has any ends when nothing refers to it.
+    A step ends with its backward pass, or, if it never has one, when nothing refers to it.
     """
 
     def __init__(self) -> None:
@@ -61,25 +61,25 @@ class Window:
         return ticket
 
     def is_open(self, ticket: Ticket | None) -> bool:
-        """Return whether a step has been opened and not been closed."""
+        """Return whether a step is open."""
         return ticket is not None and ticket in self._tickets
 
     def close(self, ticket: Ticket) -> None:
-        """The step's rows may move."""
+        """Close a step: its rows may move now."""
         self._tickets.discard(ticket)
         ticket.resolved.clear()
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest open step."""
+        """Number of the oldest open step, or of the next step if none is open."""
         return min((ticket.number for ticket in self._tickets), default=self._count)
 
     def reads_store(self, arena: ArenaSpec) -> bool:
-        """Return whether an open step reads records of an arena where they are."""
+        """Return whether an open step reads cold records of an arena in place."""
         return any(arena in ticket.reads_stores for ticket in self._tickets)
 
     def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Any]:
-        """Return what is kept of the staged and cached rows that the other open steps read."""
+        """Return the other open steps' entries of `Ticket.resolved` for an arena."""
         return [
             other.resolved[arena]
             for other in self._tickets
@@ -92,22 +92,22 @@ class Runs:
     """The lookups of a step grouped by row, as a fused update reads them: 8 bytes a lookup.
 
     Sorted by slot, the lookups of one row are a *run*, which gets one update. A run may be most of
-    a batch. So that one program never sums more than `CHUNK` lookups, runs longer than that are
-    *long* and divided into chunks counted from their own start. Which lookups are summed together
-    thus depends on their order in the batch alone, never on where rows are: sums are bit-equal
-    between placements.
+    a batch. Runs longer than `CHUNK` lookups are *long*: they are divided into chunks, counted from
+    the run's start, so that one program sums at most `CHUNK` lookups. Chunks depend only on the
+    order of lookups in the batch, never on where rows are, so sums are bit-equal between
+    placements.
 
-    Triton's kernels write arrays of fixed sizes, as how many runs there are is known on the device
-    alone. Plain PyTorch waits for that number, and has no chunks. All are int32.
+    Triton's kernels write arrays of fixed sizes, because only the device knows the number of runs.
+    Plain PyTorch waits for that number, and has no chunks. All tensors are int32.
     """
 
-    order: Tensor  # Which lookup is at each sorted position. Equal slots keep the batch's order.
-    # Sorted position where each run starts, (runs + 1,) or (lookups + 1,); the run after the last
-    # starts at the end. Beyond that the values mean nothing.
+    order: Tensor  # The lookup at each sorted position. Equal slots keep the batch's order.
+    # Sorted position where each run starts, then the end of the last run: (runs + 1,) or
+    # (lookups + 1,). Later values mean nothing.
     starts: Tensor
     count: Tensor  # Number of runs, on the device, (1,).
-    # Of each block b of `CHUNK` positions, the run that holds position ``b · CHUNK``, and the long
-    # run that begins there, at most one, or −1. There are no blocks where no run is divided.
+    # For each block b of `CHUNK` positions: the run at position ``b · CHUNK``, and the long run
+    # that begins in the block, or −1. There are no blocks if no run is divided.
     covering: Tensor
     long_runs: Tensor
 
@@ -123,66 +123,66 @@ class Runs:
 
     @property
     def firsts(self) -> Tensor:
-        """Sorted position of each run's first lookup, int32; beyond the last run, any."""
+        """Sorted position of each run's first lookup, int32; arbitrary after the last run."""
         return self.starts[:-1].clamp(0, max(self.lookups - 1, 0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostReads:
-    """The lookups of an arena whose rows the host pools, and the bags that they are in."""
+    """The lookups of an arena that the host pools, and their bags."""
 
-    # In the host's memory: slots, counted from the first that the host pools, int32 or int64,
-    # (lookups,); and where each of these bags begins among them, int32, (bags + 1,).
+    # In the host's memory: slots, counted from the first slot that the host pools, int32 or
+    # int64, (lookups,); and the start of each bag in them, int32, (bags + 1,).
     slots: Tensor
     offsets: Tensor
-    # On the device, int32: which of the arena's lookups and bags they are. No bag is empty.
+    # On the device, int32: their numbers among the arena's lookups and bags. No bag is empty.
     lookups: Tensor
     bags: Tensor
-    copied: "torch.cuda.Event | None"  # When slots and offsets are there, where that takes time.
+    copied: "torch.cuda.Event | None"  # Completes when slots and offsets are copied.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaStep:
-    """What one step reads from one arena, and where that is during the step.
+    """One step's reads from one arena, and the places of the rows during the step.
 
-    Tensors are of shape (lookups,).
+    Tensors have shape (lookups,).
     """
 
     reads: ArenaReads
-    # Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]``, see
-    # `placer.executor.memory.arena`; −1 where the host pools. int32 or int64.
+    # Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]`` of the arena, see
+    # `placer.executor.memory.arena`; −1 if the host pools. int32 or int64.
     places: Tensor
-    kept_slots: Tensor | None = None  # Where rows have several column slices; else the places.
-    ticket: Ticket | None = None  # None where rows stay where they are.
-    runs: Runs | None = None  # The lookups by row, where they have been sorted already.
+    kept_slots: Tensor | None = None  # Slots of rows with several column slices; else see `places`.
+    ticket: Ticket | None = None  # None if rows never move.
+    runs: Runs | None = None  # The lookups grouped by row, if they are sorted already.
     run_places: Tensor | None = None  # The place of each run.
     host: HostReads | None = None  # For the rows that the host pools.
-    moved: Moved = None  # When staged and cached rows are at their places, where that takes time.
-    # The bag of each lookup in the order of `runs`, int32, where it is known before the update.
+    moved: Moved = None  # Completes when staged and cached rows are at their places.
+    # The bag of each lookup in the order of `runs`, int32, if known before the update.
     sources: Tensor | None = None
 
     def wait_for_rows(self, device: torch.device) -> None:
-        """Let the host, or the device's current stream, wait until all rows are at their places."""
+        """Make the host, or the device's current stream, wait until rows are at their places."""
         moved = self.moved.result() if isinstance(self.moved, Future) else self.moved
         if moved is not None:
             torch.cuda.current_stream(device).wait_event(moved)
 
     @property
     def slots(self) -> Tensor:
-        """Slots of the lookups."""
+        """Slot of each lookup."""
         return self.places if self.kept_slots is None else self.kept_slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedBatch:
-    """A batch whose rows are located; staged ones are on their way to HBM.
+    """A batch whose rows are located, while its staged rows are copied to HBM.
 
-    Made by `PlacedEmbeddings.prefetch`, and used up by one forward pass.
+    `PlacedEmbeddings.prefetch` makes it for one forward pass.
     """
 
     bags: Bags  # On the computing device.
-    # The forward pass takes them out, so that a batch that is still referred to keeps no memory.
+    # The forward pass empties this list, so that a batch kept by the user holds no memory.
     steps: list[ArenaStep]
-    key_step: KeyStep | None = None  # Of tables that grow, where keys got rows.
-    # When all this is there, if it was made on a stream of its own.
+    key_step: KeyStep | None = None  # The step of growing tables in which keys got rows.
+    # Completes when the batch is prepared, if that runs on its own stream.
     ready: "torch.cuda.Event | None" = None

@@ -1,12 +1,12 @@
-"""Arenas: weights and optimizer state, one row a slot, in two memories that one address reads.
+"""Arenas: weights and optimizer state, one row per slot, in HBM and DRAM with common row numbers.
 
 The *place* of a row says where it is now. Places below ``hbm.shape[0]`` are rows of `hbm`:
-first the *home* rows, which a plan keeps there, then the entries of a row cache that holds copies
-of cold rows (see `placer.executor.memory.row_cache`). Places from there on are rows of `dram`, read
-over the link. −1 is no place: kernels skip such a lookup.
+first the *home* rows, which a plan keeps there, then the entries of a row cache with copies of cold
+rows (see `placer.executor.memory.row_cache`). Later places are rows of `dram`, read over the link.
+−1 is no place: kernels skip such a lookup.
 
-Cold rows that are records (`placer.executor.cold`) have places of their own between the two
-matrices. What reads such a row where it is, because it got no entry, goes through the store.
+Cold rows that are records (`placer.executor.cold`) have places between the two matrices. Such a
+row without a cache entry is read through the store.
 """
 
 import tempfile
@@ -40,24 +40,24 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TieredRows:
-    """A matrix (or vector) over slots whose first `home` slots are in HBM, the others in DRAM.
+    """A matrix (or vector) over slots. The first `home` slots are in HBM, and the others in DRAM.
 
-    Where there is a store, the slots after `home` are its rows.
+    If there is a store, it has the first slots after `home`.
 
     Attributes
     ----------
     hbm : shape (home + entries of the row cache, ...)
-        On the computing device.
+        Home rows, then cache entries, on the computing device.
     dram : shape (cold, ...)
-        In host memory that the device can read.
+        Cold rows in host memory that the device can read.
     home : int
-        Slots whose rows live in HBM.
+        Number of slots with home rows in HBM.
     row_cache : RowCache or None
-        Says which cold rows have a newer copy in HBM; one serves weights and state.
+        Says which cold rows have a copy in HBM; weights and state share it.
     store : ColdStore or None
-        Has the rows after `home`, where these are records.
+        Has the staged and cached rows, if they are records.
     is_state : bool
-        Whether the matrix is the store's state, and not its weights.
+        Whether the matrix is the optimizer state instead of the weights.
     """
 
     hbm: Tensor
@@ -69,17 +69,17 @@ class TieredRows:
 
     @property
     def boundary(self) -> int:
-        """The first place that is in `dram`."""
+        """The first place in `dram`."""
         return self.hbm.shape[0] + (0 if self.store is None else self.store.rows)
 
     @property
     def is_read_in_store(self) -> bool:
-        """Whether an open step reads rows in the store itself, of which kernels know nothing."""
+        """Whether an open step reads rows in the store, which kernels cannot read."""
         return self.store is not None and self.store.is_read_in_place
 
     @property
     def is_rounded(self) -> bool:
-        """Whether some rows are narrow at home."""
+        """Whether the store keeps some rows in a narrower dtype."""
         return self.store is not None and self.store.is_narrow
 
     def read(self, slots: Tensor) -> Tensor:
@@ -91,25 +91,26 @@ class TieredRows:
         return self.at(places)
 
     def write(self, slots: Tensor, rows: Tensor) -> None:
-        """Overwrite the rows at `slots`, which are distinct, and the copies in the row cache."""
+        """Overwrite the rows at distinct `slots`, and their copies in the row cache."""
         self.write_places(self._original_places(slots), rows)
         if self.row_cache is not None:
             entries = self.row_cache.find(slots)
             copied = torch.nonzero(entries >= 0).squeeze(1)
             own = rows[copied]
-            if self.store is not None and copied.numel():  # The home may have rounded them.
+            if self.store is not None and copied.numel():  # The store may round.
                 own = self.at(self._original_places(slots[copied]))
             self.write_places(entries[copied].long() + self.home, own)
 
     def _original_places(self, slots: Tensor) -> Tensor:
-        """Return places of rows outside the row cache, int64."""
+        """Return the places of the rows themselves instead of cached copies, int64."""
         slots = slots.long()
         return torch.where(slots < self.home, slots, slots + (self.hbm.shape[0] - self.home))
 
     def rounded(self, places: Tensor, rows: Tensor, updates: Tensor) -> Tensor:
-        """Return rows as their homes hold them, after an update of that number.
+        """Return updated rows rounded to the dtype in which the store keeps them.
 
-        Done at each update, so that it makes no difference when a row goes home.
+        `updates` is the number of the update. Rounding at each update makes results independent of
+        the time when a cached row is written back.
         """
         if self.store is None or not self.store.is_narrow or self.row_cache is None:
             return rows
@@ -120,9 +121,9 @@ class TieredRows:
         return self.store.rounded(slots - self.home, rows, updates)
 
     def at(self, places: Tensor) -> Tensor:
-        """Return a copy of the rows at places, which are none of them −1.
+        """Return a copy of the rows at places, none of which may be −1.
 
-        Waits for the device: meant for checkpoints and for kernels of plain PyTorch.
+        It waits for the device, so only checkpoints and plain PyTorch kernels use it.
         """
         if not len(self.dram) and self.store is None:
             return self.hbm.index_select(0, places)
@@ -137,7 +138,7 @@ class TieredRows:
         return rows
 
     def write_places(self, places: Tensor, rows: Tensor) -> None:
-        """Overwrite the rows at places, which are distinct and none of them −1."""
+        """Overwrite the rows at places, which must be distinct and not −1."""
         if not len(self.dram) and self.store is None:
             self.hbm.index_copy_(0, places.long(), rows.to(self.hbm.device, self.hbm.dtype))
             return
@@ -149,7 +150,7 @@ class TieredRows:
             self.store.write(local, **values)
 
     def _parts(self, places: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return each matrix, the positions of the places that lie in it, and its rows there."""
+        """Return each matrix, the positions of its places in `places`, and its row numbers."""
         places = places.long()
         hot, cold = (
             torch.nonzero(part).squeeze(1)
@@ -161,7 +162,7 @@ class TieredRows:
         ]
 
     def _stored(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Return positions of the places that are in the store, and its rows there, on the host."""
+        """Return the positions of the store's places, and its row numbers, on the host."""
         here = torch.nonzero((places >= self.hbm.shape[0]) & (places < self.boundary)).squeeze(1)
         return here, (places[here].long() - self.hbm.shape[0]).cpu()
 
@@ -170,8 +171,8 @@ class TieredRows:
 class Arena:
     """Weights ``[rows, width]`` and optimizer state of one arena.
 
-    State is float32 whatever the weights are: ``[rows]`` for row-wise Adagrad, ``[rows,
-    width]`` for Adagrad, ``[rows, 2 · width]`` for Adam, None for SGD. Both share `row_cache`.
+    State is always float32: ``[rows]`` for row-wise Adagrad, ``[rows, width]`` for Adagrad,
+    ``[rows, 2 · width]`` for Adam, None for SGD. Weights and state share `row_cache`.
     """
 
     spec: ArenaSpec
@@ -182,16 +183,16 @@ class Arena:
 
     @property
     def row_bytes(self) -> int:
-        """Weights and state of one row in an entry."""
+        """Bytes of weights and state of a row in a cache entry."""
         return self.home_bytes(None)
 
     def home_bytes(self, dtype: ColdDType | None) -> int:
-        """Return weights and state of one row at home."""
+        """Return the bytes of weights and state of a row that is kept in `dtype`."""
         return _records(self.spec.key, dtype).nbytes
 
 
 def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...] | None:
-    """Return the shape of the state of one row that is `width` columns wide; None without state."""
+    """Return the shape of the state of a row of `width` columns; None for SGD."""
     names = OPTIMIZER_STATE[optimizer]
     if not names:
         return None
@@ -201,17 +202,17 @@ def state_shape(optimizer: OptimizerName, width: int) -> tuple[int, ...] | None:
 def allocate(
     spec: ArenaSpec, device: torch.device, policy: Policy | None, drive: Path | None = None
 ) -> Arena:
-    """Return zeroed memory for an arena: HBM rows and row cache on a device, others on the host.
+    """Allocate zeroed memory for an arena: HBM rows and row cache on a device, others on the host.
 
     Parameters
     ----------
     spec : ArenaSpec
     device : torch.device
-        Where rows are read and updated.
+        Device that reads and updates rows.
     policy : {"lfu", "rank"} or None
-        Which cached rows are evicted first. None gives all rows one memory, the host's.
+        Which cached rows are evicted first. None keeps all rows in host memory.
     drive : Path or None
-        Folder for rows on a drive; by default that of the system's temporary files.
+        Folder for rows on a drive; by default the system's folder for temporary files.
     """
     key, row_cache, store = spec.key, None, None
     home = spec.rows if policy is None else spec.home
@@ -236,7 +237,7 @@ def allocate(
 
 
 def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdStore:
-    """Return the home of an arena's staged and cached rows; alike neighbours share a medium."""
+    """Make the store of an arena's staged and cached rows; neighbours of a kind share a medium."""
     parts: list[StoredRows] = []
     alike = groupby(spec.cache_ranges, lambda part: (part.memory, part.dtype))
     for (memory, dtype), members in alike:

@@ -1,7 +1,7 @@
-"""The rows that share an arena, and their order in it.
+"""Decide which rows share an arena, and their order in it.
 
-This one rule serves the layout of the executor's memory, the division of tables over processes,
-and the simulator, whose counts equal the executor's only if ties between rows fall alike.
+The executor's memory layout, the division of tables over processes and the simulator use these
+rules. The simulator's counts equal the executor's only if both break ties between rows alike.
 """
 
 from collections import defaultdict
@@ -18,16 +18,16 @@ from placer.tables import DType, OptimizerName, Table
 Part = TypeVar("Part")
 
 LOOKUP_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
-"""Rows in HBM come first, then staged and cached ones, those read in place, those of the host."""
+"""Order of rows in an arena: in HBM, staged, cached, read in place, pooled by the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArenaKey:
-    """What column slices must have in common to share an arena.
+    """The properties that column slices must share to be in one arena.
 
-    `splits_rows` marks tables under row-wise Adagrad with several column slices, here or elsewhere:
-    their state needs the gradient of the whole row, so they are updated table by table. `stored`
-    marks those of whose shards some are records, which no kernel reads (`placer.executor.cold`).
+    `splits_rows` marks tables with row-wise Adagrad and several column slices, in any process.
+    Their state needs the gradient of the whole row, so they are updated table by table. `stored`
+    marks column slices with records, which no kernel reads (`placer.executor.cold`).
     """
 
     dtype: DType
@@ -44,10 +44,10 @@ class ArenaShard:
     Attributes
     ----------
     number : int
-        Of the shard in the plan.
+        Index of the shard in the plan.
     shard : Shard
     home : str
-        The device in whose memory the executor keeps it.
+        The device with the shard's memory.
     """
 
     number: int
@@ -56,7 +56,7 @@ class ArenaShard:
 
     @property
     def order(self) -> tuple[int, str, Memory, str]:
-        """What an arena is sorted by: rows that are read and held alike lie side by side."""
+        """Sort key in an arena: rows with equal lookup kind, memory and dtype become neighbours."""
         shard = self.shard
         lookup = 0 if shard.memory == "hbm" else LOOKUP_ORDER[shard.lookup]
         return lookup, self.home, shard.memory, shard.dtype or ""
@@ -64,7 +64,7 @@ class ArenaShard:
 
 @dataclass(frozen=True, slots=True)
 class SlicedColumns:
-    """A range of a table's columns that no shard's edge divides, and the shards that have it."""
+    """A range of a table's columns that no shard's edge divides, and its shards."""
 
     table: Table
     cols: tuple[int, int]
@@ -75,9 +75,9 @@ class SlicedColumns:
 def columns_of(
     table: Table, parts: Collection[tuple[tuple[int, int], Part]]
 ) -> Iterator[tuple[tuple[int, int], tuple[Part, ...]]]:
-    """Yield the ranges of columns that no part's edge divides, and the parts that have each.
+    """Divide a table's columns at the edges of all parts; yield each range and its parts.
 
-    Each part comes with its own range of columns.
+    `parts` are pairs of a range of columns and any value.
 
     Examples
     --------
@@ -96,9 +96,9 @@ def columns_of(
 def slice_columns(
     plan: Plan, optimizers: Mapping[str, OptimizerName], sliced_elsewhere: Collection[str] = ()
 ) -> Iterator[SlicedColumns]:
-    """Yield the column slices of all tables, table by table and from left to right.
+    """Yield the column slices of all tables, table by table, from left to right.
 
-    Tables in `sliced_elsewhere` have more columns than the plan knows of.
+    Tables in `sliced_elsewhere` have further columns in other processes.
     """
     shards_of: dict[str, list[ArenaShard]] = defaultdict(list)
     for number, shard in enumerate(plan.shards):

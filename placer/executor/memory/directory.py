@@ -1,4 +1,4 @@
-"""What a row cache knows of its entries, what it says of a step, and what it counts."""
+"""The data of a row cache: its directory, a step's moves of rows, and its counters."""
 
 from dataclasses import dataclass, fields
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Rows that change places before a step.
+    """Rows to copy into and out of cache entries before a step.
 
     Attributes
     ----------
     entries : int32, shape (most,)
-        The entry of each move; −1 behind the last. No entry comes twice.
+        The entry of each move; −1 after the last move. Entries are distinct.
     incoming : int32 or int64, shape (most,)
-        Slot of the row to read into it.
+        Slot of the row to copy into the entry.
     outgoing : int32 or int64, shape (most,)
-        Slot of the row to write back from it first; −1 where there was none or it is unchanged.
+        Slot of the row to write back first; −1 if the entry was free or its row is unchanged.
     count : int32, shape (1,)
-        How many moves there are.
+        Number of moves.
     """
 
     entries: Tensor
@@ -29,22 +29,22 @@ class Moves:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Directory:
-    """What is known of each entry, and of one more, which takes all writes meant for no entry.
+    """The state of each cache entry, and of an extra entry that takes writes for no entry.
 
     Attributes
     ----------
     slots : int32 or int64, shape (entries + 1,)
-        The slot that each entry holds; the largest there is where it holds none.
+        The slot in each entry; the dtype's largest value if the entry is free.
     last_used : int32, shape (entries + 1,)
-        The last step that read it.
+        The last step that read the entry.
     priority : float32, shape (entries + 1,)
-        Cached rows of lowest priority make room first.
+        Cached rows of lowest priority are evicted first.
     dirty : bool, shape (entries + 1,)
-        Whether the row is newer than its original.
+        Whether the copy is newer than the row itself.
     sorted_slots, sorted_entries : shape (entries + 1,)
-        The slots in order, for searches, and the entry of each; −1 where it holds nothing.
+        The slots in ascending order, for searches, and their entries; −1 if free.
     counters : int64
-        In the order of `RowCacheStats`.
+        Counts in the order of `RowCacheStats`.
     """
 
     slots: Tensor
@@ -57,19 +57,19 @@ class Directory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all this, but for the counters."""
+        """Bytes of all tensors without the counters."""
         parts = (self.slots, self.last_used, self.priority, self.dirty)
         return sum(part.nbytes for part in (*parts, self.sorted_slots, self.sorted_entries))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolution:
-    """Where the rows of a step are, once its moves are done.
+    """The entries of a step's rows after its moves.
 
     Attributes
     ----------
     entries : int32, shape (rows,)
-        Entry of each row; −1 for rows that stay in place.
+        Entry of each row; −1 for rows without an entry.
     moves : Moves
     """
 
@@ -79,14 +79,14 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class RowCacheStats:
-    """Lookups of a row cache since its counters were last reset.
+    """Counts of a row cache since the last reset.
 
     Attributes
     ----------
     lookups, hit_lookups : int
-        Lookups of staged and cached rows, and those whose row had an entry before the step.
+        Lookups of staged and cached rows, and lookups of rows with an entry before the step.
     rows, hit_rows : int
-        The same with each row counted once a step.
+        The same with each row counted once per step.
     in_place_rows : int
         Rows that got no entry.
     written_back_rows : int
@@ -101,22 +101,22 @@ class RowCacheStats:
     written_back_rows: int = 0
 
     def __add__(self, other: "RowCacheStats") -> "RowCacheStats":
-        """Return both row caches' together."""
+        """Return the sums of two row caches' counts."""
         return RowCacheStats(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of lookups that hit; None where there were none."""
+        """Share of lookups that hit; None without lookups."""
         return self.hit_lookups / self.lookups if self.lookups else None
 
     @property
     def row_hit_rate(self) -> float | None:
-        """Share of the steps' distinct rows that hit; None where there were none."""
+        """Share of the steps' distinct rows that hit; None without rows."""
         return self.hit_rows / self.rows if self.rows else None
 
     @property
     def in_place_share(self) -> float | None:
-        """Share of the steps' distinct rows that got no entry; None where there were none."""
+        """Share of the steps' distinct rows that got no entry; None without rows."""
         return self.in_place_rows / self.rows if self.rows else None

@@ -1,5 +1,5 @@
-"""Host memory: for arenas of exactly the requested bytes, in huge pages, and readable by a GPU;
-and for temporary arrays that is used again, step after step."""
+"""Allocate host memory for arenas, in huge pages and readable by a GPU; and let the allocator reuse
+the memory of temporary arrays."""
 
 import contextlib
 import ctypes
@@ -17,7 +17,7 @@ from torch import Tensor
 from placer.errors import BackendError, CapacityError
 
 HUGE_PAGE_BYTES = 2 << 20
-"""Smaller arenas fit the cache with ordinary pages."""
+"""Use ordinary pages for smaller arenas, which fit into the CPU's cache."""
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
@@ -25,23 +25,22 @@ _MOST = (1 << 31) - 1
 
 
 def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeroed memory of the host, which `device` can address.
+    """Allocate zeroed host memory that `device` can address.
 
     Parameters
     ----------
     shape : tuple of int
     dtype : torch.dtype
     device : torch.device
-        Who reads it. For a GPU the memory is locked, registered with CUDA until nobody holds
-        the tensor any more, and has all its pages; else pages come with the first write.
+        The device that reads it. For a GPU, all pages are locked and registered with CUDA until
+        the tensor is freed. Otherwise pages are allocated at the first write.
 
     Returns
     -------
     Tensor
-        On the CPU. From `HUGE_PAGE_BYTES` on it is a mapping of its own, not a byte longer
-        than requested: torch's allocator of pinned memory rounds 20.4 GiB up to 32. In huge pages
-        where the system has them: rows are read at random, and with small pages nearly each
-        of them misses the TLB too.
+        A CPU tensor. From `HUGE_PAGE_BYTES` on it is a separate mapping of exactly the requested
+        size, as torch's allocator of pinned memory rounds 20.4 GiB up to 32. It uses huge pages
+        if the system has them, as random reads of rows in small pages nearly always miss the TLB.
     """
     size = math.prod(shape) * dtype.itemsize
     on_gpu = device.type == "cuda"
@@ -50,22 +49,22 @@ def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) 
     block = _map(size)
     rows = torch.frombuffer(block, dtype=dtype).view(shape)
     if on_gpu:
-        # Registering needs every page, and asks for them on one core, which zeroes them one
-        # by one. Torch writes with all its threads; that also spreads pages over NUMA nodes.
+        # Registering would allocate and zero all pages on one core. Torch zeroes them with all its
+        # threads, which also spreads pages over NUMA nodes.
         rows.zero_()
         _register(block, device)
     return rows
 
 
 def _map(size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Return bytes of an anonymous mapping, which ends with the array."""
+    """Return the bytes of an anonymous mapping, which is freed with the array."""
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise CapacityError(
             f"the host gives no {size:,} bytes of memory ({error}); plan with less dram"
         ) from error
-    with contextlib.suppress(OSError):  # A kernel without huge pages; the memory is as good.
+    with contextlib.suppress(OSError):  # The kernel has no huge pages: use others.
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype=np.uint8)
 
@@ -82,13 +81,13 @@ def _register(block: np.ndarray[tuple[int], np.dtype[np.uint8]], device: torch.d
             f"({runtime.cudaGetErrorString(error)}); allow more locked memory (ulimit -l), or plan "
             "with less dram"
         )
-    # Tied to the array, not to the mapping behind it: an mmap runs such callbacks only after
-    # it has returned its pages. A process that ends needs none.
+    # The callback belongs to the array, as an mmap would call it only after it has freed its pages.
+    # At exit it is not needed.
     weakref.finalize(block, _unregister, address, device).atexit = False
 
 
 def _unregister(address: int, device: torch.device) -> None:
-    # Kernels that were launched with the bare address may still be reading.
+    # Kernels with the raw address may still be reading.
     torch.cuda.synchronize(device)
     _runtime().cudaHostUnregister(address)
 
@@ -99,18 +98,18 @@ def _runtime() -> Any:
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Let this process use memory again that it has freed, however large the arrays were.
+    """Let this process reuse the memory of freed arrays of any size.
 
-    By default glibc asks the system again for each array of more than 32 MiB, and gives the pages
-    back with the array (M_MMAP_THRESHOLD in mallopt(3)). A page that is new has to be zeroed and
-    mapped, which takes longer than to write what a step writes into it. In exchange the process
-    keeps the most memory that it ever had. `placer train` and `placer calibrate` call it; a
-    trainer that runs the executor on a CPU may, before its first step.
+    By default, glibc requests new pages for each array of more than 32 MiB, and frees them with the
+    array (M_MMAP_THRESHOLD in mallopt(3)). Zeroing and mapping a new page takes longer than a
+    step's writes to it. In exchange, the process keeps its peak memory. `placer train` and
+    `placer calibrate` call this. A trainer that runs the executor on a CPU may call it before its
+    first step.
 
     Returns
     -------
     bool
-        Whether the allocator can be set so: it is glibc's.
+        Whether it worked. It needs glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

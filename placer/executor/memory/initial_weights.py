@@ -1,4 +1,4 @@
-"""Initial weights: drawn by seed and table name alone, so that no plan changes them."""
+"""Draw initial weights from seed and table name only, so that they do not depend on the plan."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from torch import Tensor
 from placer.tables import Table
 
 CHUNK_ROWS = 65536
-"""Rows that are handled at a time: bounds the temporary memory. Part of what a seed means."""
+"""Rows to process at a time, which limits temporary memory. A change changes drawn weights."""
 
 
 def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield chunks of ids and of their weights: float32, uniform in ±1/√rows."""
+    """Yield chunks of ids and their weights: float32, uniform in ±1/√rows."""
     generator = torch.Generator().manual_seed(_number(f"{seed}/{table.name}"))
     bound = _bound(table)
     for start in range(0, table.rows, CHUNK_ROWS):
@@ -25,8 +25,8 @@ def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def weights_of_keys(table: Table, seed: int, keys: npt.NDArray[np.int64]) -> Tensor:
-    """Draw weights by the same law for rows that begin again, by seed, table name and key alone."""
-    from placer.growing import kernels  # Numba is there where tables grow.
+    """Draw the weights of reset rows, uniform in ±1/√rows, from seed, table name and key only."""
+    from placer.growing import kernels  # Needs Numba, which growing tables require.
 
     values = np.empty((keys.size, table.dim), np.float32)
     kernels.draw(keys, np.uint64(_number(f"{seed}/{table.name}/keys")), _bound(table), values)

@@ -1,9 +1,9 @@
-"""Where each row of each table lies in the executor's memory: the plan, laid out.
+"""Assign each row of a plan's tables to a slot of an arena, the executor's memory.
 
 A table is divided into *column slices* at every column boundary of its shards. All slices of one
-element type, width and optimizer share one *arena*, a ``[rows, width]`` matrix in which
-the rows of each device and tier are one contiguous range, so that one pass over an arena
-serves all its tables and both tiers. A row of an arena is a *slot*.
+dtype, width and optimizer share an *arena*, a ``[rows, width]`` matrix. The rows of each device and
+tier are one contiguous range of it, so one pass over an arena serves all its tables and tiers. A
+row of an arena is a *slot*.
 """
 
 from collections import defaultdict
@@ -32,18 +32,18 @@ from placer.tables import OptimizerName, Table
 
 @dataclass(frozen=True, eq=False)
 class ArenaSpec:
-    """Shape of an arena and who holds which range of it.
+    """Shape of an arena, and the shard of each range of slots.
 
     Attributes
     ----------
     key : ArenaKey
     rows : int
-        Slots. Those in HBM come first, then staged and cached rows, those read in place, and
-        those that the host pools.
+        Number of slots. Rows in HBM come first, then staged, cached, read in place, and pooled by
+        the host.
     ranges : tuple of SlotRange
-        Of all shards that have rows, by slot.
+        The ranges of all shards with rows, by slot.
     slot_map : int32 or int64
-        The id → slot maps of the arena's column slices, one after the other.
+        The id → slot maps of the arena's column slices, concatenated.
     """
 
     key: ArenaKey
@@ -53,12 +53,12 @@ class ArenaSpec:
 
     @cached_property
     def cache_ranges(self) -> tuple[SlotRange, ...]:
-        """Shards whose rows are staged or cached."""
+        """Ranges of staged or cached rows."""
         return tuple(part for part in self.ranges if part.lookup in ("staged", "cached"))
 
     @cached_property
     def kind(self) -> torch.dtype:
-        """Type of slots, and of places, which are slots moved up by the entries of a row cache."""
+        """Integer dtype of slots and of places, which are slots shifted by the cache entries."""
         entries = sum(part.staging_rows + part.cache_rows for part in self.cache_ranges)
         return torch.int32 if self.rows + entries < 2**31 else torch.int64
 
@@ -69,15 +69,15 @@ class ArenaSpec:
 
     @cached_property
     def stored(self) -> int:
-        """Number of slots whose rows are records: all staged and cached ones, or none."""
+        """Number of slots whose rows are records: all staged and cached slots, or none."""
         return self.cache_ranges[-1].stop - self.home if self.key.stored else 0
 
     @cached_property
     def host_start(self) -> int:
-        """First of the slots that the host pools; `rows` where it pools none.
+        """First slot that the host pools; `rows` if it pools none.
 
-        The optimizer state of a row with several column slices needs all of them at once, so
-        there the host's rows are read in place like others.
+        If rows have several column slices, the optimizer state may need all slices at once. So
+        these rows are read in place instead.
         """
         if self.key.splits_rows:
             return self.rows
@@ -87,7 +87,7 @@ class ArenaSpec:
 
 @dataclass(frozen=True, slots=True)
 class Follows:
-    """Slots that follow ids: those below `edge` by ``near + id``, the others by ``far + id``.
+    """Slots computed from ids: ``near + id`` below `edge`, and ``far + id`` from there on.
 
     So a table in id order that is whole, or divided once into hot and cold rows, needs no map.
     """
@@ -106,15 +106,15 @@ class ArenaSlice:
     table : str
     cols : (start, stop)
     arena : int
-        Index of the arena that holds it.
+        Index of the arena.
     rows : int
         Rows of the table.
     follows : Follows
-        How slots follow ids, where they do.
+        Computes slots from ids, if `slots` is None.
     map_start : int
-        Where the column slice's part of the arena's `slot_map` starts; −1 if slots follow ids.
+        Start of the column slice's part of the arena's `slot_map`; −1 if slots follow ids.
     slots : int32 or int64, shape (rows,), or None
-        That part, a view; None if slots follow ids.
+        A view of this part; None if slots follow ids.
     """
 
     table: str
@@ -126,7 +126,7 @@ class ArenaSlice:
     slots: Tensor | None
 
     def slots_of(self, ids: Tensor) -> Tensor:
-        """Return slots of ids, int64."""
+        """Return the slots of ids, int64."""
         if self.slots is None:
             follows = self.follows
             near, far = ids.long() + follows.near, ids.long() + follows.far
@@ -142,7 +142,7 @@ class Layout:
     column_slices: dict[str, tuple[ArenaSlice, ...]]
 
     def of_tables(self, names: Iterable[str]) -> tuple["Layout", tuple[int, ...]]:
-        """Return the layout of some of the tables, and the numbers of its arenas."""
+        """Return the layout of some tables, and the indices of its arenas in this layout."""
         slices = {name: self.column_slices[name] for name in names}
         held = sorted({columns.arena for parts in slices.values() for columns in parts})
         place = {arena: at for at, arena in enumerate(held)}
@@ -154,7 +154,7 @@ class Layout:
 
 
 def check_plan(plan: Plan) -> None:
-    """Check the map before anything is touched."""
+    """Raise CapacityError or PlanMismatchError if the plan violates a rule."""
     faults = violations(plan)
     if faults:
         text = "; ".join(violation.message for violation in faults)
@@ -171,10 +171,10 @@ def lay_out(
 ) -> Layout:
     """Assign a slot to every row of every column slice.
 
-    Tables in `sliced_elsewhere` have more columns than the plan knows of.
+    Tables in `sliced_elsewhere` have further columns in other processes.
 
-    A replicated shard is held once: in one process its copies would stay equal at every
-    step, so more of them would cost memory and updates and show nothing.
+    A replicated shard gets slots once. In one process its copies would always be equal, so they
+    would only cost memory and updates.
     """
     by_arena: dict[ArenaKey, list[SlicedColumns]] = defaultdict(list)
     for columns in slice_columns(plan, optimizers, sliced_elsewhere):
@@ -204,13 +204,13 @@ def lay_out(
 
 
 _Starts = list[list[tuple[Shard, int]]]
-"""For each column slice of an arena its shards, and the first slot of each."""
+"""For each column slice of an arena, its shards and their first slots."""
 
 
 def _ranges(plan: Plan, members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _Starts]:
-    """Return the slots of each shard, in their order; and of each column slice where these start.
+    """Return the ranges of slots of all shards, and each column slice's shards with first slots.
 
-    Parts of equal order follow one another as the plan has them.
+    Parts with equal sort keys keep the plan's order.
     """
     starts: _Starts = [[] for _ in members]
     ranges: list[SlotRange] = []
@@ -245,7 +245,7 @@ def _ranges(plan: Plan, members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRan
 def _slots(
     plan: Plan, table: Table, starts: list[tuple[Shard, int]]
 ) -> tuple[Follows, Tensor | None]:
-    """Return how slots follow ids, and the slot of each id where they do not."""
+    """Return the formula of slots from ids, or the slot of each id if no formula fits."""
     held = sorted((shard.rows, slot) for shard, slot in starts if shard.row_count)
     in_a_row = all(step == 1 for (_, _, step), _ in held)
     if plan.order_of(table.name).kind == "id" and in_a_row and len(held) <= 2:
@@ -261,7 +261,7 @@ def _slots(
 
 
 def _ids_by_rank(plan: Plan, table: Table) -> npt.NDArray[np.int64]:
-    """Id of each rank: the listed ids first, then all others in id order."""
+    """Return the id of each row rank: first the listed ids, then all others in id order."""
     if plan.order_of(table.name).kind == "id":
         return np.arange(table.rows)
     hot = plan.hot_ids[table.name]

@@ -1,16 +1,15 @@
-"""The row cache: HBM copies of cold rows, and the directory that says which row is where.
+"""The row cache: HBM copies of cold rows, and a directory of which entry has which row.
 
-Staging and caching are one mechanism. An arena has a number of *entries* in HBM, and a step
-takes one for each staged or cached row that it reads and that has none yet. What the two differ in
-is which rows make room: first staged ones, which are only kept by chance, then cached ones, the
-least frequent first. Rows that find no entry are read and updated where they are.
+Staging and caching use one mechanism. An arena has *entries* in HBM. Each staged or cached row that
+a step reads gets an entry, if it has none yet. The two kinds differ in eviction: staged rows are
+evicted first, the longest unused first, then cached rows, the least frequent first. Rows that get
+no entry are read and updated in place.
 
-The cache is that of J. Fang et al., "A Frequency-aware Software Cache for Large Recommendation
-System Embeddings", 2022 (arXiv:2208.05321), which orders rows by their frequency in the data
-set and never again: policy ``"rank"``. Policy ``"lfu"`` counts lookups as they come, and lets
-old counts fade.
+Policy ``"rank"`` follows J. Fang et al., "A Frequency-aware Software Cache for Large Recommendation
+System Embeddings", 2022 (arXiv:2208.05321): it orders rows once, by their frequency in the data
+set. Policy ``"lfu"`` counts lookups during training, and old counts fade.
 
-This is the cache in plain PyTorch, which waits for the device; Triton's kernels keep the same
+This is the cache in plain PyTorch, which waits for the device. Triton's kernels keep the same
 directory by the same rules.
 """
 
@@ -28,43 +27,42 @@ from placer.executor.names import Policy
 HALF_LIFE_STEPS = 100
 """Steps after which a lookup counts half.
 
-With a shorter one, chance decides between the rows at the edge of the cache, which are read
-now and then. With a longer one, a row that was read once while it was cold takes another's room for
-as long, and the cache follows a drift of the data late.
+If it is shorter, chance decides between rows that are read now and then. If it is longer, a cold
+row that was read once keeps its entry for long, and the cache follows changes of the data late.
 """
 
 EXPECTED_LOOKUPS = 24.0
-"""Lookups that the hottest row of a plan counts for when it enters, and half as many the last that
-the entries of its shard can hold.
+"""Lookups credited to the hottest row of a plan when it gets an entry; half as many to the last row
+that fits into the entries of its shard.
 
-Without them, rows that are read once push out rows that the log reads now and then, and of what a
-plan counts on a part is missed. They fade as lookups do.
+Without them, rows that are read once evict rows that the log reads now and then, and the cache
+misses part of the hits that the plan expects. They fade as lookups do.
 """
 
 DECAY = 0.5 ** (1 / HALF_LIFE_STEPS)
 
 IN_PLACE, WRITTEN_BACK = 4, 5
-"""Counters that are kept in the order of `RowCacheStats`."""
+"""Indices of two counters in `RowCacheStats`."""
 
 _FREE = torch.iinfo(torch.int32).min
 _PROTECTED = torch.iinfo(torch.int32).max
 
 
 class RowCache:
-    """Entries of HBM, and which staged or cached row each holds.
+    """Cache entries in HBM, and the staged or cached row of each.
 
     Parameters
     ----------
     parts : sequence of SlotRange
-        One after the other from slot `home` on; those that are cached behind the others.
+        Contiguous ranges from slot `home` on, cached ranges after staged ones.
     home : int
-        Slots of the arena before the first staged or cached one.
+        Number of the arena's slots before the first staged or cached slot.
     device : torch.device
-        Where lookups are.
+        Device of the lookups.
     policy : {"lfu", "rank"}
-        Which cached rows make room first: those looked up least, where a lookup counts half
-        after `HALF_LIFE_STEPS` steps; or those last in the plan's order of rows, relative to
-        the `cache_rows` of their shard.
+        Which cached rows are evicted first: the least looked up, with counts that halve in
+        `HALF_LIFE_STEPS` steps; or the last in the plan's row order, relative to the
+        `cache_rows` of their shard.
 
     Raises
     ------
@@ -73,10 +71,10 @@ class RowCache:
 
     Notes
     -----
-    The row cache starts with the first `cache_rows` rows of each cached shard in the directory,
-    unchanged: whoever sets their first values writes the copies too.
+    The directory starts with the hottest `cache_rows` rows of each cached shard. Writes of initial
+    weights also write these copies.
 
-    Counts that fade by a factor a step order rows by "combined recency and frequency":
+    Counts that fade by a factor per step order rows by "combined recency and frequency":
     D. Lee et al., "LRFU", IEEE Transactions on Computers 50(12), 2001,
     doi:10.1109/TC.2001.970573, with λ = 1 / `HALF_LIFE_STEPS`.
     """
@@ -99,7 +97,7 @@ class RowCache:
         cached = [part for part in parts if part.cache_rows]
         self.cached_start = cached[0].start if cached else self._stop
 
-        # Narrow slots halve the directory and what is sorted at each step.
+        # int32 slots halve the directory and the memory that each step sorts.
         self._kind = torch.int32 if self._stop < torch.iinfo(torch.int32).max else torch.int64
         self.vacant = torch.iinfo(self._kind).max
 
@@ -126,11 +124,11 @@ class RowCache:
         self._warm_up(cached)
 
     def find(self, slots: Tensor) -> Tensor:
-        """Return the entry of each slot, int32 of the same shape; −1 for rows that have none.
+        """Return the entry of each slot, int32 of the same shape; −1 for rows without an entry.
 
-        Slots may be any, in any order, staged, cached or neither.
+        Slots may be in any order, and of any kind.
         """
-        # The last slot of the directory is the largest of all: no position is behind the end.
+        # The directory's last slot is the largest value, so no position is after the end.
         if slots.dtype != self._kind:
             slots = slots.long().clamp(max=self.vacant).to(self._kind)
         flat, held = slots.flatten(), self.directory
@@ -147,29 +145,28 @@ class RowCache:
         oldest_open: int,
         barred: Tensor | None = None,
     ) -> Resolution:
-        """Give an entry to each row of a step, as far as there are any.
+        """Give entries to the rows of a step, as far as entries are available.
 
-        An entry is taken from, in this order: nobody; the staged row that was used longest
-        ago; the cached row of lowest priority. Rows that a step reads which is still open keep
-        theirs.
+        Take free entries first, then entries of the staged rows unused for longest, then of the
+        cached rows of lowest priority. Rows that an open step reads keep their entries.
 
         Parameters
         ----------
         slots : int32 or int64, shape (rows,)
-            Distinct; those that are neither staged nor cached are passed over.
+            Distinct slots; slots that are neither staged nor cached are ignored.
         counts : integer, shape (rows,)
-            Lookups of each.
+            Lookups of each slot.
         ticket : int
-            Number of the step, from 0 on, never falling, below 2³¹.
+            Number of the step: at least 0, below 2³¹, never decreasing.
         oldest_open : int
-            The first step that may still read or update rows: this one or one before it.
+            The oldest open step: this step or an earlier one.
         barred : bool, shape (rows,), or None
             Rows without an entry that must not get one.
 
         Returns
         -------
         Resolution
-            Holds once its moves are done. Until then entries that change hold the old rows.
+            Valid after its moves. Until then, changed entries hold their old rows.
         """
         entries = self.find(slots)
         hit = entries >= 0
@@ -182,8 +179,7 @@ class RowCache:
         order = self._evictable(ticket, oldest_open)
         wanted = torch.nonzero(miss if barred is None else miss & ~barred).squeeze(1)
         admitted = wanted[: order.numel()]
-        # By the slots that they hold, so that both rows that come and rows that go are read from
-        # host memory, or written to it, in its order.
+        # Sort entries by their slots, so that copies from and to host memory run in its order.
         taken = order[: admitted.numel()]
         taken = taken[torch.sort(self.slots_at(taken), stable=True).indices]
         moves = self._admit(slots[admitted], counts[admitted], taken, ticket)
@@ -197,16 +193,16 @@ class RowCache:
         return Resolution(entries, moves)
 
     def fade(self) -> None:
-        """Let lookups count less than a step ago, where they are counted."""
+        """Multiply all counts of lookups by `DECAY`, if the policy counts them."""
         if self.policy == "lfu":
             self.directory.priority.mul_(DECAY)
 
     def _evictable(self, ticket: int, oldest_open: int) -> Tensor:
-        """Return entries that can be taken, in that order, int32.
+        """Return the entries that can be taken, int32, in the order of eviction.
 
-        The order of one int32 key: free entries first; staged rows below 0 by minus their age;
-        cached rows from 0 on by the bits of their priority, which rise with it as it is never
-        negative.
+        One int32 key gives the order. Free entries have the least key, and staged rows have minus
+        their age. Cached rows have the bits of their priority, which increase with it because it
+        is never negative.
         """
         held = self.directory
         is_free = held.slots == self.vacant
@@ -218,7 +214,7 @@ class RowCache:
         return entries[torch.sort(key[entries], stable=True).indices].int()
 
     def _admit(self, incoming: Tensor, lookups: Tensor, entries: Tensor, ticket: int) -> Moves:
-        """Give entries to rows; `_sort` comes after it."""
+        """Give entries to rows. Call `_sort` afterwards."""
         held = self.directory
         outgoing = torch.where(held.dirty[entries], held.slots[entries], -1)
         held.priority[entries] = self.first_priority(incoming, lookups).float()
@@ -229,7 +225,7 @@ class RowCache:
         return Moves(entries, incoming, outgoing, count)
 
     def first_priority(self, incoming: Tensor, lookups: Tensor) -> Tensor:
-        """Return the priority of rows that enter; slots of −1 get any."""
+        """Return the initial priority of rows in the cache; arbitrary for slots of −1."""
         if self.policy == "rank":
             return self._rank_priority(incoming.to(self._kind))
         if self._has_order:
@@ -237,29 +233,29 @@ class RowCache:
         return lookups
 
     def _sort(self) -> None:
-        """Bring the directory in order, in the same memory."""
+        """Sort the directory by slot, in place."""
         slots, entries = torch.sort(self.directory.slots)
         self.directory.sorted_slots.copy_(slots)
         self.directory.sorted_entries.copy_(torch.where(slots == self.vacant, -1, entries))
 
     def mark_dirty(self, entries: Tensor) -> None:
-        """Note that rows in entries are newer than their originals; −1 is nobody."""
+        """Note that the copies in entries are newer than the rows themselves; −1 is ignored."""
         self.directory.dirty[entries[entries >= 0]] = True
 
     def slots_at(self, entries: Tensor) -> Tensor:
-        """Return the slot that each entry holds; the largest there is where it holds none."""
+        """Return the slot in each entry; the dtype's largest value if the entry is free."""
         return self.directory.slots.index_select(0, entries)
 
     def stats(self) -> RowCacheStats:
-        """Return counts so far. Waits for the device."""
+        """Return the counts so far; waits for the device."""
         return RowCacheStats(*self.directory.counters.tolist())
 
     def reset_stats(self) -> None:
-        """Count from nothing again."""
+        """Set all counts to zero."""
         self.directory.counters.zero_()
 
     def _warm_up(self, cached: list[SlotRange]) -> None:
-        """Give entries to the rows of cached shards that the plan calls the hottest."""
+        """Give entries to the hottest rows of cached shards in the plan."""
         none = torch.empty(0, dtype=torch.int64)
         warm = [warm_slots(part) for part in cached]
         slots = torch.cat([none, *warm]).to(self.directory.slots)
@@ -274,23 +270,23 @@ class RowCache:
         self._sort()
 
     def _expected_lookups(self, slots: Tensor) -> Tensor:
-        """Return what a row counts for when it enters, beside its lookups."""
+        """Return the lookups credited to rows that get an entry, besides actual lookups."""
         priority = self._rank_priority(slots)
         expected = self._part_ordered.index_select(0, self._part_of(slots)) & (priority > 0.5)
         return priority.mul_(EXPECTED_LOOKUPS).mul_(expected)
 
     def _part_of(self, slots: Tensor) -> Tensor:
-        """Return numbers of the cached shards that slots are in."""
+        """Return the number of each slot's cached shard."""
         part = torch.searchsorted(self._part_starts, slots, right=True, out_int32=True)
         return part.sub_(1).clamp_(min=0)
 
     def _rank_priority(self, slots: Tensor) -> Tensor:
-        """1 / (1 + rank / cache_rows): ½ at the edge of what the shard's entries can hold."""
+        """Return 1 / (1 + rank / cache_rows): ½ for the last row that fits into the entries."""
         part = self._part_of(slots)
         rank = (slots - self._part_starts.index_select(0, part)).clamp_(min=0)
         quota = self._part_quotas.index_select(0, part)
         if self._listed.numel():
-            # Of a listed shard, all other rows come behind those that its entries can hold.
+            # In a shard with a list, other rows rank after the rows that fit into the entries.
             behind = self._part_listed.index_select(0, part)
             rank = torch.where(behind, torch.maximum(rank, quota), rank)
             at = torch.searchsorted(self._listed, slots, out_int32=True)

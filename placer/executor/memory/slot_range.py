@@ -1,4 +1,4 @@
-"""The ranges of slots that the shards of an arena have."""
+"""The range of slots of each shard in an arena."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ from placer.tables import ColdDType
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """Slots ``start..stop`` of a shard; if it is staged or cached, the hottest first.
+    """The slots ``start..stop`` of a shard; hottest first if it is staged or cached.
 
     Attributes
     ----------
@@ -21,19 +21,19 @@ class SlotRange:
     staging_rows, cache_rows : int
         Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
     warm : int64 array, or None
-        Rows of the range that the cache begins with, hottest first, counted from `start`; by
-        default the first ones.
+        Initial rows of the cache, hottest first, counted from `start`; by default the first rows
+        of the range.
     is_ordered : bool
-        Whether the plan says which rows are hot, so that the first ones are.
+        Whether the plan has a row order, so that the first rows are the hottest.
     device : str
-        Who reads the rows: its HBM has the entries.
+        The device that reads the rows and has the cache entries in its HBM.
     memory : {"hbm", "dram", "ssd"}
-        Where the rows are at home.
+        The memory of the rows themselves.
     dtype : {"float32", "float16", "bfloat16", "int8"} or None
-        Their type there; None is the table's.
+        Their dtype there; None is the table's dtype.
     lookup : {"device", "uva", "staged", "cached", "host"}
     home : str
-        The device in whose memory the rows are: the host for ``dram`` and ``ssd``.
+        The device with this memory: the host for ``dram`` and ``ssd``.
     """
 
     start: int
@@ -50,7 +50,7 @@ class SlotRange:
 
 
 def warm_slots(part: SlotRange) -> Tensor:
-    """Return slots of a cached shard that begin with an entry, hottest first."""
+    """Return the slots of a cached shard that start in the cache, hottest first."""
     if part.warm is None:
         return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
     return torch.from_numpy(part.start + part.warm[: part.cache_rows])

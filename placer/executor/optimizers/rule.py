@@ -1,4 +1,4 @@
-"""Optimizers that are applied to the summed gradient of each row that a step touched."""
+"""Optimizers that update each row of a step from its summed gradient."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from placer.tables import OptimizerName
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Constants of an optimizer that is made without any."""
+    """Default constants of an optimizer."""
 
     lr: float
     eps: float
@@ -27,21 +27,21 @@ DEFAULTS: Mapping[OptimizerName, Defaults] = {
     "rowwise_adagrad": Defaults(lr=1e-2, eps=1e-8),
     "adam": Defaults(lr=1e-3, eps=1e-8),
 }
-"""Those of `torch.optim.SGD`, `Adagrad` and `SparseAdam`, and of FBGEMM's row-wise Adagrad."""
+"""Defaults of `torch.optim.SGD`, `Adagrad` and `SparseAdam`, and of FBGEMM's row-wise Adagrad."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
     """An optimizer and its constants.
 
-    With g the gradient of a row summed over the whole step, for the rows that it read:
+    The rules for rows that a step reads, with g the sum of a row's gradients over the step:
 
     - ``sgd``: ``w −= lr · g``
     - ``adagrad``: ``sum += g²``, ``w −= lr · g / (√sum + eps)``
-    - ``rowwise_adagrad``: the same with one ``sum += mean(g²)`` for a row.
+    - ``rowwise_adagrad``: the same with one ``sum += mean(g²)`` per row.
     - ``adam``: ``m += (1 − β₁)(g − m)``, ``v += (1 − β₂)(g² − v)``,
-      ``w −= lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ) · m / (√v + eps)``, where t counts all steps, also
-      those that left the row alone. A row that was read moves on by its m though its g be 0.
+      ``w −= lr · √(1 − β₂ᵗ) / (1 − β₁ᵗ) · m / (√v + eps)``, where t counts all steps, even
+      those that did not read the row. A row that is read with g = 0 still moves by m.
 
     Adagrad: Duchi, Hazan and Singer 2011, JMLR 12; row-wise: Gupta et al. 2014,
     "Training highly multiclass classifiers", JMLR 15; Adam: Kingma and Ba 2015,
@@ -52,12 +52,12 @@ class Rule:
     ----------
     optimizer : OptimizerName
     lr : float32, shape (), on the computing device
-        A tensor, so that a captured CUDA graph sees it change.
+        A tensor, so that captured CUDA graphs see changes.
     eps : float
     updates : int64, shape (), on the computing device
-        Updates so far, this one included: Adam's t.
+        Number of updates including this one: Adam's t.
     beta1, beta2 : float
-        What Adam's averages keep of themselves a step.
+        Decay rates of Adam's averages of g and g².
     stochastic : bool
         Whether weights of half precision are rounded up or down at random
         (`placer.executor.optimizers.rounding`) instead of to the nearest.
@@ -72,10 +72,10 @@ class Rule:
     stochastic: bool = False
 
     def step_size(self) -> Tensor:
-        """Return what multiplies a row's direction: lr, for Adam with its bias corrections.
+        """Return the factor of a row's direction: lr, with bias corrections for Adam.
 
-        float32, shape (). Nothing waits for the device. In between it is float64, for
-        ``1 − 0.999`` has four digits left in float32.
+        float32, shape (). It never waits for the device. Computed in float64, because
+        ``1 − 0.999`` keeps only four digits in float32.
         """
         if self.optimizer != "adam":
             return self.lr
@@ -85,7 +85,7 @@ class Rule:
 
 
 def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 0.999)) -> None:
-    """Check what an optimizer is made with.
+    """Raise PlanMismatchError if a constant of an optimizer is out of range.
 
     Examples
     --------
@@ -101,16 +101,16 @@ def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 
 
 
 def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
-    """Sum of the gradients of each run of lookups.
+    """Return the sum of the gradients of each run of lookups, weighted by `weights`.
 
     Parameters
     ----------
     gradients : float32, shape (bags, width)
     sources : int32 or int64, shape (lookups,)
-        The bag that each lookup went to, sorted by slot.
+        The bag of each lookup; lookups are sorted by slot.
     weights : float32, shape (lookups,), or None
     starts : int64, shape (runs,)
-        Where each run of equal slots starts.
+        Start of each run of equal slots.
 
     Returns
     -------
@@ -122,7 +122,7 @@ def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts:
 
 
 def runs(slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return lookups sorted by slot: a stable order, the distinct slots, and where runs start."""
+    """Sort lookups by slot; return the stable order, the distinct slots, and the starts of runs."""
     ordered, order = torch.sort(slots, stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     torch.ne(ordered[1:], ordered[:-1], out=first[1:])
@@ -137,7 +137,7 @@ def updated(
     gradients: Tensor,
     mean_square: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return rows after one update, wherever they came from. Nothing waits for the device.
+    """Return rows and state after one update. It never waits for the device.
 
     Parameters
     ----------
@@ -146,13 +146,13 @@ def updated(
     state : float32, shape (rows,), (rows, width) or (rows, 2 · width), or None
         See `placer.executor.memory.arena.state_shape`.
     gradients : float32, shape (rows, width)
-        Each row's sum over the step.
+        Sum of each row's gradients over the step.
     mean_square : float32, shape (rows,), or None
-        Mean of g² over whole rows for row-wise Adagrad, where these are only column slices of them.
+        Mean of g² over whole rows for row-wise Adagrad, if `weights` are column slices of rows.
 
     Returns
     -------
-    Weights and state, of the same types and shapes.
+    Weights and state, with the same dtypes and shapes.
     """
     direction, state = _direction(rule, state, gradients, mean_square)
     result = weights.float().addcmul(direction, rule.step_size(), value=-1)
@@ -164,7 +164,7 @@ def updated(
 def _direction(
     rule: Rule, state: Tensor | None, gradients: Tensor, mean_square: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return what a row moves along, and its new state."""
+    """Return the direction of a row's update, and its new state."""
     if state is None:
         return gradients, None
     if rule.optimizer == "adam":

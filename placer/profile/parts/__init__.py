@@ -1,1 +1,1 @@
-"""Profiles of logs that are counted in parts, each where it lies."""
+"""Profile distributed logs: count each part on the worker that has it."""

@@ -1,9 +1,9 @@
-"""Counts a log in parts, each where it lies, and makes the profile of their sum.
+"""Count a log in parts, each on the worker that has it, and make one profile of the sum.
 
-A `PartitionCounter` is made once, from some samples of the log. Workers take it along: `count`
-turns the record batches of a part into counts (`placer.profile.parts.counts`), an engine adds
-these up, and `profile` makes of the sum what `profile_log` would make of the whole log.
-docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the few lines for each.
+A `PartitionCounter` is made once, from some samples of the log, and sent to workers. `count` turns
+the record batches of a part into counts (`placer.profile.parts.counts`), and an engine adds the
+counts. `profile` turns the sum into the profile that `profile_log` returns for the whole log.
+docs/profile.md shows it with Spark, Dask and Ray; `placer.adapters` has the code for each.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,17 +46,17 @@ from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
 
 @dataclass(frozen=True, slots=True)
 class PartitionCounter:
-    """What a worker has to know in order to count a part of a log; make it with `for_log`."""
+    """Counts parts of a log on workers. Make one with `for_log`."""
 
-    columns: Columns  # Which column of the log is what.
+    columns: Columns  # Roles of the log's columns.
     feature_tables: Mapping[str, str]
-    kinds: Mapping[str, MappingKind]  # By table, how its ids become rows.
-    mappings: Mapping[str, IdMapping]  # Of tables for which it is known before the log is counted.
+    kinds: Mapping[str, MappingKind]  # How each table's ids become rows.
+    mappings: Mapping[str, IdMapping]  # Of tables whose mapping needs no counts.
     missing: Missing = "zero"
-    rows: Mapping[str, int] = field(default_factory=dict)  # Of tables that have a set number.
-    min_count: int = 1  # A vocabulary leaves out ids that are read less often.
-    position: str | None = None  # A column of integers that order the samples of the log.
-    memory_bytes: int = 512 << 20  # Of what a task holds while it counts.
+    rows: Mapping[str, int] = field(default_factory=dict)  # Of tables with a given number of rows.
+    min_count: int = 1  # A vocabulary leaves out ids that are read fewer times.
+    position: str | None = None  # Column of integers that order the samples.
+    memory_bytes: int = 512 << 20  # Limit of a task's counts.
 
     @classmethod
     def for_log(
@@ -82,22 +82,21 @@ class PartitionCounter:
         Parameters
         ----------
         some
-            What `placer.data.in_memory.batches_of` takes. Only its columns are read.
+            An object that `placer.data.in_memory.batches_of` takes, for the columns of the log.
         id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables
         missing, null, encoding
-            As of `placer.data.open_log`.
+            As in `placer.data.open_log`.
         position : str, optional
-            A column of integers that order the samples, from 0 to less than 2⁶² over the number
-            of features. Vocabularies number ids in this order, and otherwise in the order of
-            partitions and of samples within them.
+            Column of integers that order the samples, from 0 to below 2⁶² / features. Vocabularies
+            number ids in this order. By default the order is by partition, then by sample.
         memory_bytes : int
-            Of what a task holds, at most, besides the record batch that it reads. Counts that
-            exceed it are passed on before the partition's end, and are added up later.
+            Most bytes that a task holds besides the record batch that it reads. If counts exceed
+            it, they are yielded before the partition's end, and are added up later.
 
         Raises
         ------
         DataError
-            If a column is missing or does not fit, or an option does not.
+            If a column is missing or of a wrong type, or an option is invalid.
         """
         source = batches_of(some)
         if position is not None and source.schema.names.count(position) != 1:
@@ -143,7 +142,7 @@ class PartitionCounter:
 
     @property
     def reads(self) -> list[str]:
-        """The columns of the log that are read; an engine may leave out the others."""
+        """Names of the log's columns that are read. An engine may leave out others."""
         return [*self.columns.sparse, *([] if self.position is None else [self.position])]
 
     def count(
@@ -154,15 +153,16 @@ class PartitionCounter:
         Parameters
         ----------
         part
-            Its record batches, or what `placer.data.in_memory.batches_of` takes.
+            An iterator of its record batches, or an object that
+            `placer.data.in_memory.batches_of` takes.
         partition : int
-            Its place among the parts, which orders the ids of vocabularies; parts may share a
-            number where no table has one, or where a column has the samples' positions.
+            Number of the part, which orders the ids of vocabularies. Parts may share a number if
+            no table has a vocabulary, or if a column orders the samples.
 
         Yields
         ------
         pyarrow.RecordBatch
-            Of `placer.profile.parts.counts.SCHEMA`; no more than 65,536 rows each.
+            Counts with `placer.profile.parts.counts.SCHEMA`, at most 65,536 rows each.
 
         Raises
         ------
@@ -209,7 +209,7 @@ class PartitionCounter:
                     ids = bags.keys.view(np.int64)
                 read[feature] = Bags(ids, bags.offsets)
                 features[feature] += FeatureCounts(bags.keys.size, read[feature].filled)
-            if samples < STRETCH_SAMPLES:  # One stretch: counting windows takes its time.
+            if samples < STRETCH_SAMPLES:  # One stretch is enough: counting windows is slow.
                 near.add(batch.samples, read)
             samples += batch.samples
             yield from tables.overflow()
@@ -230,10 +230,10 @@ class PartitionCounter:
         source: str = "",
         **options: Any,
     ) -> Profile:
-        """Return the profile of the log from the counts of its parts, merged before or not.
+        """Return the profile of the log from the counts of its parts, which may be merged.
 
-        It equals that of `profile_log` over the whole log, bit by bit. Memory grows with the
-        rows that were read, not with the log.
+        It equals the profile of `profile_log` over the whole log bit by bit. Memory grows with the
+        number of rows that were read, not with the log.
 
         Parameters
         ----------
@@ -242,14 +242,14 @@ class PartitionCounter:
         sampling : float
             Share of the log that was counted.
         source : str
-            Where the log comes from, for people.
+            Where the log comes from, as text for people.
         options
-            The dim, dtype, optimizer and pooling of the tables, as of `profile_log`.
+            The dim, dtype, optimizer and pooling of the tables, as in `profile_log`.
 
         Raises
         ------
         DataError
-            If the parts hold no sample, or are no counts of this log.
+            If the parts hold no samples, or are not counts of this log.
         """
         sums = sums_of(parts)
         self._check(sums)
@@ -263,7 +263,7 @@ class PartitionCounter:
         profiles = []
         for one in TableOptions(**options).profiles(counted, features, sums.samples):
             unknown = self._unknown(one.name, mappings[one.name], one, sums)
-            # Ids were counted in windows, not the row that those share which are left out.
+            # Windows counted ids. Ids outside the vocabulary share a row, so windows do not fit.
             share_row = one.name in sums.keys and unknown is not None and unknown.lookups
             locality = () if share_row else sums.locality(one.name)
             profiles.append(replace(one, locality=locality, unknown=unknown))
@@ -284,7 +284,7 @@ class PartitionCounter:
         )
 
     def _table(self, name: str, sums: CountSums) -> tuple[IdMapping, RowCounts]:
-        """Return how a table's ids became rows, and how often each was read."""
+        """Return a table's id mapping and its row counts."""
         none = np.zeros(0, np.int64)
         empty = Run(none.view(np.uint64), none, none)
         if name in self.mappings:
@@ -302,7 +302,7 @@ class PartitionCounter:
     def _unknown(
         self, name: str, mapping: IdMapping, profile: TableProfile, sums: CountSums
     ) -> UnknownIds | None:
-        """Return what a vocabulary does not list; None without one."""
+        """Return counts of ids that the vocabulary lacks; None without a vocabulary."""
         if not isinstance(mapping, Vocabulary) or profile.counts is None:
             return None
         lookups = int(profile.counts.counts[:1][profile.counts.ids[:1] == 0].sum())
@@ -335,9 +335,10 @@ class PartitionCounter:
 def profile_in_parts(
     some: InMemory, count: Callable[[PartitionCounter], Any], options: dict[str, Any]
 ) -> Profile:
-    """The profile from what `count` returns, the counts of all parts of a log like `some` samples.
+    """Return the profile of a log that `count` counts in parts, given `some` of its samples.
 
-    `options` are those of `PartitionCounter.for_log` and of `PartitionCounter.profile`.
+    `count` gets the counter and returns the counts of all parts. `options` are those of
+    `PartitionCounter.for_log` and of `PartitionCounter.profile`.
     """
     own = {name: options[name] for name in options if name in _PROFILE_OPTIONS}
     others = {name: options[name] for name in options if name not in _PROFILE_OPTIONS}

@@ -1,25 +1,25 @@
-"""Counts of a part of a log, as record batches that an engine adds up where they lie.
+"""Counts of a part of a log, as record batches that an engine can add up.
 
-The columns are always the same (`SCHEMA`), and everything in them is a sum or a least value by
-key, so that parts may be merged in any order and grouping: by `merge_counts`, or by any engine's
+The columns are always the same (`SCHEMA`). Each value is a sum or a minimum by key, so parts may be
+merged in any order and grouping: by `merge_counts`, or by any engine's
 ``GROUP BY kind, name, id`` with ``SUM(count)`` and ``MIN(first)``.
 
 ============  ================  ===========  ==============================  ==================
 kind          name              id           count                           first
 ============  ================  ===========  ==============================  ==================
 ``row``       table             row          lookups of the row              0
-``key``       table             key of an id lookups of the id               where it came first
+``key``       table             key of an id lookups of the id               place of first read
 ``lookups``   feature           0            lookups of the feature          0
 ``bags``      feature           0            its bags that are not empty     0
 ``samples``   empty             0            samples                         0
-``windows``   table             samples of   windows that were looked at     0
+``windows``   table             samples of   windows that were counted       0
                                 a window
-``read``      table             the same     lookups in these                0
-``distinct``  table             the same     distinct rows of each, added    0
+``read``      table             the same     lookups in these windows        0
+``distinct``  table             the same     sum of their distinct rows      0
 ============  ================  ===========  ==============================  ==================
 
-Ids whose table has no list of ids yet are counted by their key: which row each gets follows from
-all counts and first places together, and so does the number of rows.
+Tables that get a vocabulary are counted by key. The rows of their ids, and how many there are,
+follow from the counts and first places of all parts together.
 """
 
 import os
@@ -53,7 +53,7 @@ _BATCH_ROWS = 1 << 16
 
 
 def merge_counts(parts: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
-    """Add parts of the counts of a log: associative and commutative, so that a tree may do it.
+    """Add the counts of parts of a log. Partial sums may be added in any order and grouping.
 
     >>> one = pa.table([["row"], ["user"], [7], [2], [0]], schema=SCHEMA)
     >>> merge_counts([one, one]).to_pylist()
@@ -86,7 +86,7 @@ def batches(
 
 
 def window_batches(table: str, locality: Locality) -> Iterator[pa.RecordBatch]:
-    """Yield the windows of a table as record batches."""
+    """Yield the window counts of a table as record batches."""
     sizes = np.array([one.samples for one in locality], np.int64)
     for kind, values in zip(
         _WINDOW_KINDS,
@@ -98,7 +98,7 @@ def window_batches(table: str, locality: Locality) -> Iterator[pa.RecordBatch]:
 
 @dataclass(slots=True)
 class CountSums:
-    """All parts of the counts of a log, added up."""
+    """Sums of the counts of all parts of a log."""
 
     samples: int = 0
     lookups: dict[str, int] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class CountSums:
     keys: dict[str, Run] = field(default_factory=dict)
 
     def locality(self, table: str) -> Locality:
-        """Return the windows of a table; none where none were looked at."""
+        """Return the window counts of a table; empty if no windows were counted."""
         windows, read, distinct = (self.windows.get((kind, table), {}) for kind in _WINDOW_KINDS)
         return tuple(
             WindowCounts(size, windows[size], read.get(size, 0), distinct.get(size, 0))
@@ -121,7 +121,7 @@ Counts = Any
 
 
 def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
-    """Add parts up, merged before or not, in memory or in Parquet files."""
+    """Add the counts of parts, in memory or in Parquet files. They may be partial sums."""
     sums = CountSums()
     rows: dict[str, DistinctKeys] = {}
     keys: dict[str, DistinctKeys] = {}
@@ -157,7 +157,7 @@ def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
 
 
 def _parts(parts: Counts | Iterable[Counts]) -> Iterator[tuple[pa.RecordBatch, str]]:
-    """Record batches of `SCHEMA` without missing values, and where each comes from."""
+    """Yield record batches of `SCHEMA` without missing values, each with its source."""
     if isinstance(parts, str | os.PathLike) or is_in_memory(parts):
         parts = [parts]
     for part in parts:
@@ -173,7 +173,7 @@ def _parts(parts: Counts | Iterable[Counts]) -> Iterator[tuple[pa.RecordBatch, s
             try:
                 yield pa.table(batch).cast(SCHEMA).combine_chunks().to_batches()[0], place
             except IndexError:
-                continue  # It is empty.
+                continue  # The part is empty.
             except pa.ArrowException as error:
                 raise DataError(f"{place}: {str(error).splitlines()[0]}") from error
 
@@ -188,16 +188,16 @@ def _present(schema: pa.Schema, place: str) -> list[str]:
 
 
 _PARTITION_SAMPLES = 1 << 33
-"""Most samples of a partition, as of Spark's ``monotonically_increasing_id``."""
+"""Most samples of a partition, as in Spark's ``monotonically_increasing_id``."""
 _READ_SAMPLES = 16384
 _KEY_BYTES = 24
-"""Of a listed row or key: itself, its count and where it came first."""
+"""Bytes of a row or key in a list: itself, its count and the place of its first read."""
 _SORTING = 4
-"""Memory while a list is sorted and added up, as a multiple of its own."""
+"""Memory while merging lists, as a multiple of the lists."""
 
 
 class PartReader(ArrowSource):
-    """The samples of a partition with their positions in the log."""
+    """Reads the samples of a partition, with their positions in the log."""
 
     _may_be_empty = True
 
@@ -213,7 +213,7 @@ class PartReader(ArrowSource):
         super().__init__(source, named=NamedColumns(missing=missing), columns=counted)
 
     def positioned(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
-        """Yield samples in order, and the position of each."""
+        """Yield batches of samples in order, with the position of each sample."""
         first = partition * _PARTITION_SAMPLES
         with closing(self.open()) as cursor:
             while (batch := cursor.read(_READ_SAMPLES)) is not None:
@@ -223,7 +223,7 @@ class PartReader(ArrowSource):
                 yield batch, self._positions
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
-        """Return the samples of a batch, whose positions are kept until the next one is read."""
+        """Return the samples of a batch. Keep their positions until the next batch."""
         if self._position is not None:
             name, column = self._held.name, batch.column(self._position)
             if column.null_count or not pa.types.is_integer(column.type):
@@ -241,10 +241,10 @@ class PartReader(ArrowSource):
 
 
 class PartitionTables:
-    """Counts of all tables over one partition; of those that are `keyed` by key, of others by row.
+    """Counts of all tables over one partition: of `keyed` tables by key, of others by row.
 
-    When the lists are full, they are passed on, and begin again: whoever adds parts up adds these
-    too.
+    When the lists are full, their counts are yielded and the lists emptied. Adding up all parts
+    adds these counts, too.
     """
 
     def __init__(self, tables: Iterable[str], keyed: Collection[str], memory_bytes: int) -> None:
@@ -253,19 +253,19 @@ class PartitionTables:
         self._most_bytes = memory_bytes // _SORTING
 
     def add_rows(self, table: str, rows: _Int) -> None:
-        """Count rows of a table."""
+        """Count lookups of a table by row."""
         distinct, counts = np.unique(rows.view(np.uint64), return_counts=True)
         self._counts[table].add_run(distinct, counts, np.zeros_like(counts))
 
     def add_keys(self, table: str, keys: Keys, places: _Int) -> None:
-        """Count keys of a table, read at `places`."""
+        """Count lookups of a table by key, with the place of each lookup."""
         if (places[1:] < places[:-1]).any():
             order = np.argsort(places, kind="stable")
             keys, places = keys[order], places[order]
         self._counts[table].add(keys, places)
 
     def overflow(self) -> Iterator[pa.RecordBatch]:
-        """Yield what has to be passed on for the lists to have room again."""
+        """Yield the counts if the lists are full, and empty the lists."""
         if self._held_bytes() > self._most_bytes:
             for counts in self._counts.values():
                 counts.merge()
@@ -273,7 +273,7 @@ class PartitionTables:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield all that was not passed on."""
+        """Yield all counts since the last time, and empty the lists."""
         for name, counts in self._counts.items():
             run = counts.merge()
             yield from batches(

@@ -1,8 +1,8 @@
-"""Tensors of a `torch.distributed.checkpoint` folder, read a number of rows at a time.
+"""Read tensors of a `torch.distributed.checkpoint` folder, a number of rows at a time.
 
-Nothing of the folder is trusted. Its ``.metadata`` is a pickle, which is read as values
-(`placer.torch_files`) and compared with the one form that such metadata has: no class of a file is
-looked up, and nothing of it is run.
+The folder is not trusted. Its ``.metadata`` is a pickle. `placer.torch_files` reads it as plain
+values, and this checks that they have the form of such metadata. No class that the pickle names is
+looked up, and none of its code is run.
 """
 
 import io
@@ -37,7 +37,7 @@ from placer.torch_files import read_tensors as read_file
 
 NAME = ".metadata"
 MOST_BLOCKS = 1 << 20
-"""Most blocks of all tensors together: of 16 MiB each, 16 TiB."""
+"""Most blocks of all tensors together. With 16 MiB each, that is 16 TiB."""
 
 _DCP = "torch.distributed.checkpoint"
 _METADATA = (
@@ -50,22 +50,22 @@ _ADMITTED = {
     "torch.serialization": {"_get_layout"},
     f"{_DCP}.filesystem": {"_StorageInfo"},
     f"{_DCP}.metadata": set(_METADATA.split()),
-    # Where it was written to.
+    # The path that the checkpoint was written to.
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,
 }
-"""All names that such a file has. None of them is looked up: they only say what a value is."""
+"""All names that such a pickle may have. They only identify values; none is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of a tensor, and which bytes of which file it is."""
+    """A part of a tensor, and the place of its bytes in a file."""
 
     # First index and length in each dimension of the tensor.
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    file: str  # A file beside the metadata.
-    # Its bytes there.
+    file: str  # Name of a file beside the metadata.
+    # First byte and number of bytes in the file.
     start: int
     length: int
 
@@ -75,20 +75,19 @@ class StoredTensor:
     """A tensor of a checkpoint."""
 
     name: str
-    dtype: str  # As an attribute of `torch`, such as ``float32``.
+    dtype: str  # Name in `torch`, such as ``float32``.
     shape: tuple[int, ...]
-    # By rising offsets. They may not cover the tensor: that shows when it is read.
+    # By rising offsets. Reading finds out whether they cover the tensor.
     blocks: tuple[Block, ...]
 
 
 def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> dict[str, TensorRows]:
-    """Return the tensors of a folder by their names, whose rows are read on demand.
+    """Return the tensors of a folder by name. Their rows are read on demand.
 
-    Rows are read block by block as they were saved, and the last block is kept: read a tensor's
-    rows in order. Entries that are no tensors are left out. Files other than `known_files`, those
-    that a manifest lists, are refused. Raises CheckpointError if the metadata is not what it should
-    be; later, from reading rows, if a file is, or a part of the tensor was not saved, or saved
-    twice.
+    Rows are read in blocks as they were saved. Only the last block is cached, so read a tensor's
+    rows in order. Entries that are no tensors are left out. `known_files` are the files that a
+    manifest lists; others are refused. Raises CheckpointError if the metadata is damaged. Reading
+    rows raises it if a file is damaged, or a part of the tensor was saved twice or not at all.
     """
     tensors = read_metadata(folder)
     _check_places(folder, tensors, known_files)
@@ -103,9 +102,9 @@ def read_tensors(folder: Path, known_files: Collection[str] | None = None) -> di
 def _check_places(
     folder: Path, tensors: Sequence[StoredTensor], known_files: Collection[str] | None
 ) -> None:
-    """Check that each block has bytes of its own, and enough of them, in a file of the folder.
+    """Check that each block has its own bytes, and enough of them, in a file of the folder.
 
-    So no metadata makes a reader take more memory than the files have bytes.
+    So damaged metadata cannot make a reader use more memory than the files' size.
     """
     places = sorted(
         (block.file, block.start, block.length, tensor.name)
@@ -153,11 +152,11 @@ class _Rows:
         if not self._shape:
             start, stop = 0, 1
         shape = (stop - start, *self._shape[1:])
-        # Before memory is taken: a tensor has no more cells than its blocks have.
+        # Check before allocating memory: blocks must have at least as many cells.
         if math.prod(shape) > self._cells:
             raise self._fault("lacks", start, stop)
         result = torch.empty(shape, dtype=self._dtype)
-        # Which cells came from a block; where blocks are whole rows, the end of the last one.
+        # `filled` marks cells read so far. While blocks are whole rows in order, `end` does.
         filled: Tensor | None = None
         end = start
         first = bisect_left(self._starts, start - self._tallest + 1)
@@ -191,7 +190,7 @@ class _Rows:
 
 
 class _Files:
-    """The files of a folder, of which the block that was read last is kept."""
+    """Reads blocks from the files of a folder, and caches the last block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -204,7 +203,7 @@ class _Files:
         path = self.folder / block.file
         try:
             with open_file(path) as file:
-                # A read of more bytes than there are would take memory for all of them.
+                # Reading more bytes than the file has would allocate memory for all of them.
                 is_whole = block.start + block.length <= os.fstat(file.fileno()).st_size
                 file.seek(block.start if is_whole else 0)
                 content = file.read(block.length) if is_whole else b""
@@ -224,7 +223,7 @@ class _Files:
 
 
 def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
-    """Return the tensors that a folder says it has; entries that are no tensors are left out."""
+    """Return the tensors that a folder's metadata lists, without entries that are no tensors."""
     path = folder / NAME
     try:
         with open_file(path) as file:
@@ -247,7 +246,7 @@ def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
 
 
 class _Wrong(ValueError):
-    """A value that such metadata does not have."""
+    """Raised for a value that such metadata cannot have."""
 
 
 _Places = dict[tuple[str, tuple[int, ...] | None], Any]
@@ -296,7 +295,7 @@ def _block(
     fits = len(offsets) == len(sizes) == len(shape) and all(
         offset + size <= limit for offset, size, limit in zip(offsets, sizes, shape, strict=True)
     )
-    # A name with folders in it could lead anywhere.
+    # A name with folders could lead out of the folder.
     if not fits or not isinstance(file, str) or not is_name(file):
         raise _Wrong(f"{_shown(name)} has a part at {offsets} of {sizes} in {_shown(file)}")
     if not _is_count(start) or not _is_count(length):
@@ -313,7 +312,7 @@ def _block(
 
 
 def _places(value: Any) -> _Places:
-    """Return where each part is, by its tensor's name and its offsets there."""
+    """Return the place of each part, by its tensor's name and its offsets in the tensor."""
     places: _Places = {}
     pairs = _pairs(value)
     if len(pairs) > MOST_BLOCKS:
@@ -329,7 +328,7 @@ def _places(value: Any) -> _Places:
 
 
 def _dtype(name: str, properties: Any) -> str:
-    """Return the pickled `TensorProperties`: dtype, layout, gradient, format, pinned."""
+    """Return the dtype, which is the first field of a pickled `TensorProperties`."""
     made = _made(properties, "metadata", "TensorProperties")
     first = made.state[0] if isinstance(made.state, tuple) and made.state else None
     if not isinstance(first, Global) or first.module != "torch" or first.name == "Size":
@@ -338,10 +337,10 @@ def _dtype(name: str, properties: Any) -> str:
 
 
 def _size(value: Any) -> tuple[int, ...]:
-    """Return a `torch.Size`, of numbers that are not negative and fit into 64 bits."""
+    """Return a pickled `torch.Size` as a tuple of numbers from 0 up that fit in 64 bits."""
     if isinstance(value, Made) and value.of == Global("torch", "Size") and not value.has_state:
         numbers: Any = value.arguments[0] if len(value.arguments) == 1 else None
-        # A list where older versions of Python wrote one.
+        # Older Python versions wrote a list.
         is_short = isinstance(numbers, tuple | list) and len(numbers) <= MOST_DIMENSIONS
         if is_short and all(map(_is_count, numbers)):
             return tuple(numbers)
@@ -361,7 +360,7 @@ def _made(value: Any, module: str, name: str) -> Made:
 
 
 def _attributes(value: Any, module: str, name: str) -> dict[str, Any]:
-    """Return the attributes of an instance of one of the classes."""
+    """Return the attributes of a pickled instance of the class `name`."""
     state = _made(value, module, name).state
     fields: dict[str, Any] = {}
     for key, held in _pairs(state):
@@ -372,7 +371,7 @@ def _attributes(value: Any, module: str, name: str) -> dict[str, Any]:
 
 
 def _fields(value: Any, module: str, kind: str, *names: str) -> list[Any]:
-    """Return those of the attributes that it must have."""
+    """Return the named attributes of an instance, which must all be there."""
     fields = _attributes(value, module, kind)
     for name in names:
         if name not in fields:
@@ -387,7 +386,7 @@ def _pairs(value: Any) -> Sequence[tuple[Any, Any]]:
 
 
 def _shown(value: Any) -> str:
-    """Return a value in a message: what is made by others is described, not printed."""
+    """Return a value for a message: print plain values, only name the type of others."""
     if isinstance(value, str):
         return repr(value[:100])
     if isinstance(value, int) and abs(value) >= 1 << 64:

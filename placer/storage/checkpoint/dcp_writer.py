@@ -1,12 +1,12 @@
-"""Writes a folder in `torch.distributed.checkpoint`'s format, each process its part.
+"""Write a folder in `torch.distributed.checkpoint`'s format; each process writes its part.
 
-Tables are divided into blocks of consecutive ids, and each block has a process that writes it. A
-block's rows come from the processes that hold them in *rounds*: in each, every process requests
-one block or none, and writes it before the next. So a process has one block of a table beyond what
-it holds, whatever the plan is, and what is written is what `nn.EmbeddingBag` would have saved.
+Tables are divided into blocks of consecutive ids, and one process writes each block. Processes
+fetch a block's rows in *rounds*. In a round, every process requests one block or none from the
+processes that hold its rows, and writes it. So with any plan, a process needs memory for one more
+block, and the files are those that `nn.EmbeddingBag` would have saved.
 
-`torch.distributed.checkpoint.save` is not used: it would load all blocks of a process at once, or
-in another order than the rounds, and it waits for ever where a process fails within a round.
+`torch.distributed.checkpoint.save` is not used. It would load all blocks of a process at once, or
+in another order than the rounds, and it waits forever if a process fails within a round.
 """
 
 import pickle
@@ -38,7 +38,7 @@ from placer.storage.checkpoint.table_blocks import Name, NamedTables, Round, rou
 from placer.storage.tensor_rows import AnyTensor, TensorRows, block_rows, row_blocks
 
 FORMAT_VERSION = "1.0.0"
-"""What PyTorch 2.13 writes; earlier versions write none, and all of them read it."""
+"""Version that PyTorch 2.13 writes. Earlier versions write none, but can read such files."""
 
 
 def save_folder(
@@ -50,8 +50,8 @@ def save_folder(
 ) -> None:
     """Write tables and other tensors to a folder, which appears when it is complete.
 
-    See `write_folder`. `if_there` is what the error advises if there is a folder already; if it is
-    empty, that one is replaced.
+    See `write_folder`. If the folder exists, raise an error that advises `if_there`; if that is
+    empty, replace the folder.
     """
     hidden = HiddenFolder(Path(path))
 
@@ -73,12 +73,12 @@ def write_folder(
     begin: Callable[[], None],
     finish: Callable[[dict[str, FileRecord]], None],
 ) -> None:
-    """Write tables and other tensors; all processes that share the tables must call it.
+    """Write tables and other tensors; all processes that share the tables must call this.
 
-    All of them see the folder, and have the other tensors alike, which the first one writes. There,
-    `begin` begins the folder before any process writes, and `finish` comes when all have written,
-    with the files by their names; the others wait, and an error there is one on all. On all
-    processes, raises CheckpointError if one of them cannot write, and BackendError if one is lost.
+    All processes must see the folder and pass equal `tensors`, which the first process writes. The
+    first process calls `begin` before any process writes, and `finish` with the written files by
+    name after all have written. Others wait, and raise its errors too. All processes raise
+    CheckpointError if one cannot write, and BackendError if one is lost.
     """
     worlds = {each.tables.world for each in named}
     if len(worlds) > 1:
@@ -109,17 +109,17 @@ def write_folder(
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rows of a tensor that a process has written."""
+    """Rows of a tensor that a process wrote."""
 
     name: Name
     shape: tuple[int, ...]
     dtype: torch.dtype
     rows: tuple[int, int]
-    place: tuple[str, int, int]  # A file, where the bytes begin in it, and how many there are.
+    place: tuple[str, int, int]  # File, first byte, number of bytes.
 
 
 class _Saving:
-    """The processes that write a folder together, and what this one writes."""
+    """Writes a folder together with other processes."""
 
     def __init__(self, folder: Path, named: Sequence[NamedTables]) -> None:
         tables = named[0].tables if named else None
@@ -127,17 +127,17 @@ class _Saving:
         self._group = tables.group if tables else None
         self._folder, self._named = folder, named
         self._rounds = iter(rounds_of(named))
-        self._is_out_of_step = False  # A round failed here, while others may wait in it.
+        self._is_out_of_step = False  # Whether a round failed here; others may wait in it.
 
     def together(self, work: Callable[[], Any]) -> list[Any]:
-        """Do something on every process; return what each has, or raise the first one's error."""
+        """Do work on every process; return all results, or raise the first process's error."""
         result: Any = None
         fault: BaseException | None = None
         try:
             result = work()
         except BaseException as error:
-            # The others would wait in the round, and this process here: it leaves, and they find
-            # its connections closed.
+            # The others wait in the round, and this process would wait here. So it leaves, and they
+            # notice its closed connections.
             if self._is_out_of_step and self.world > 1:
                 raise
             fault = error
@@ -162,7 +162,7 @@ class _Saving:
     def write(
         self, folder: Path, tensors: Mapping[Name, AnyTensor]
     ) -> tuple[list[_Block], dict[str, FileRecord]]:
-        """Write this process's file, and say what is where in it; there is none for nothing."""
+        """Write this process's file, if it has anything to write; return its blocks and record."""
         blocks: list[_Block] = []
         path = folder / f"__{self.rank}_0.distcp"
         file: HashedFile | None = None
@@ -192,18 +192,18 @@ class _Saving:
         finally:
             if file is not None:
                 file.close()
-            if not self._is_out_of_step:  # The others still request what this process holds.
+            if not self._is_out_of_step:  # Others still request its rows.
                 for now in self._rounds:
                     self._fetch(now)
         return blocks, {} if file is None else {path.name: file.finish()}
 
     def _own(self, tensors: Mapping[Name, AnyTensor]) -> dict[Name, TensorRows]:
-        """Return what the first process writes besides its blocks."""
+        """Return the tensors that this process writes besides blocks; only the first has any."""
         own = dict(tensors)
         for each in self._named:
             each.tables.synchronize()
             for name, tensor in each.tensors.items():
-                if not tensor.shape[0]:  # No block of it is in any round.
+                if not tensor.shape[0]:  # It has no block.
                     own[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
         if self.rank:
             return {}
@@ -218,7 +218,7 @@ class _Saving:
 
 
 def _metadata(blocks: Sequence[_Block], paths: Mapping[str, Name], folder: Path) -> Metadata:
-    """Describe what all processes have written, as `torch.distributed.checkpoint` does."""
+    """Return metadata of all written blocks, as `torch.distributed.checkpoint` writes it."""
     tensors: dict[str, TensorStorageMetadata] = {}
     places = {}
     for block in blocks:
@@ -230,8 +230,8 @@ def _metadata(blocks: Sequence[_Block], paths: Mapping[str, Name], folder: Path)
         chunks = tensors.setdefault(name, new).chunks
         places[MetadataIndex(name, offsets, len(chunks))] = _StorageInfo(*block.place)
         chunks.append(chunk)
-    # By their paths other tools of torch's find the nested state dict again.
+    # Other torch tools restore the nested state dict from these paths.
     metadata = Metadata({**tensors}, planner_data=dict(paths), storage_data=places)
     metadata.storage_meta = StorageMeta(checkpoint_id=folder, save_id=str(uuid.uuid4()))
-    metadata.version = FORMAT_VERSION  # Which earlier versions of the class do not take.
+    metadata.version = FORMAT_VERSION  # Older versions of the class have no such argument.
     return metadata

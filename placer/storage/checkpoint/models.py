@@ -1,4 +1,4 @@
-"""Checkpoints of whole models, and of their placed tables in a folder of their own."""
+"""Save and load whole models with placed tables, or only the placed tables."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,9 +17,9 @@ from placer.storage.checkpoint.table_blocks import Name, SavedTables
 from placer.storage.tensor_rows import AnyTensor
 
 MODEL, STATE = "model", "table_optimizer"
-"""Groups of a whole model: what `nn.Module.state_dict` has, and the optimizer state of tables."""
+"""Groups of a saved model: its state dict, and the optimizer state of its tables."""
 TABLES = "tables"
-"""First part of the names of what `save_tables` saves."""
+"""First part of the tensors' names in a folder of `save_tables`."""
 
 
 def save_model(
@@ -27,21 +27,21 @@ def save_model(
 ) -> None:
     """Save a model with placed tables in the format of `torch.distributed.checkpoint`.
 
-    The tables are saved as the unplaced model has them, whatever the plan. So
+    Tables are saved as in the unplaced model, for any plan. So
     ``torch.distributed.checkpoint.load({"model": plain_model}, checkpoint_id=folder)`` loads them,
-    and `load_model` does so under any plan, with any number of ranks. Every rank writes its part,
-    a block of rows at a time; none has a table whole. The folder, which all ranks see and which is
-    not there yet, appears when all is written.
+    and `load_model` loads them under any plan, with any number of ranks. All ranks must call this
+    with the same model and see the folder, which must not exist yet and appears when it is
+    complete. Each rank writes its part, a block of rows at a time; none needs a whole table in
+    memory. The first rank writes everything else.
 
-    The model has `PlacedEmbeddings` or `ShardedEmbeddings` in it, is one, or comes from
-    `placer.apply_plan`. It is saved as ``model.<key of its state dict>``; the optimizer state of
-    the tables as ``table_optimizer.<key, with the state's name for "weight">``. All ranks must call
-    this with the same model; the first one writes what is no table. `tensors` are what else shall
-    be kept, such as the state of the dense layers' optimizer, under other names than these.
+    `model` is or contains `PlacedEmbeddings` or `ShardedEmbeddings`, or `placer.apply_plan` was
+    applied to it. It is saved as ``model.<key of its state dict>``; the optimizer state of tables
+    as ``table_optimizer.<key, with the state's name for "weight">``. `tensors` has other tensors to
+    save, under other names, such as the state of the dense layers' optimizer.
 
-    Raises CheckpointError on all ranks, if the folder is there already or cannot be written; if the
-    model has no placed table, or a state that is no plain tensor. Raises BackendError if a rank is
-    lost; there is no such folder then, or a complete one.
+    Raises CheckpointError on all ranks if the folder exists or cannot be written, or if the model
+    has no placed table, or a state that is no plain tensor. Raises BackendError if a rank is lost.
+    The folder is then absent or complete.
 
     Examples
     --------
@@ -73,12 +73,12 @@ def save_model(
 def load_model(
     folder: StrPath, model: nn.Module, *, optimizer_state: bool = True
 ) -> dict[str, Tensor]:
-    """Load what `save_model` saved, into a model under any plan, with any number of ranks.
+    """Load a folder of `save_model` into a model under any plan, with any number of ranks.
 
-    A model that was saved by ``torch.distributed.checkpoint.save({"model": plain_model})`` loads
-    too, without optimizer state. Each rank reads the rows that it holds; ranks need not do so
-    together, except that no one may train before all have loaded. `optimizer_state` says whether
-    the tables' is loaded too; else it stays as it is. Returns the other tensors that were saved.
+    It also loads a model of ``torch.distributed.checkpoint.save({"model": plain_model})``; pass
+    ``optimizer_state=False`` then, which leaves the tables' optimizer state unchanged. Each rank
+    reads its own rows. Ranks need not load at the same time, but all must load before one trains.
+    Returns the other tensors that were saved.
 
     Raises CheckpointError if the folder is damaged, or tensors of the model are missing or have
     another shape or type. Names, shapes and types are checked before anything is changed.
@@ -102,16 +102,16 @@ def load_model(
 def save_tables(folder: StrPath, applied: AppliedPlan, *, replace: bool = False) -> None:
     """Save the placed tables of a model, weights and optimizer state, without gathering them.
 
-    The folder is in the format of `torch.distributed.checkpoint`, by the tables' names:
-    ``tables.<table>.weight``, ``tables.<table>.<state>``. All ranks that share the tables must call
-    this; each writes its part, a block of rows at a time. The folder, which all ranks see, appears
-    when all is written; with `replace`, one that is there already makes room for it then.
+    The folder is in the format of `torch.distributed.checkpoint`, with names
+    ``tables.<table>.weight`` and ``tables.<table>.<state>``. All ranks that share the tables must
+    call this and see the folder. Each writes its part, a block of rows at a time. The folder
+    appears when it is complete. With `replace`, it then takes the place of an existing folder.
 
-    `applied` is what `placer.apply_plan` returned. Call its `leave_state_dict` where the model's
-    state dict shall not have the weights a second time.
+    `applied` comes from `placer.apply_plan`. Call `applied.leave_state_dict()` to keep the weights
+    out of the model's state dict, where they would be saved a second time.
 
-    Raises CheckpointError on all ranks, if the folder is there and not to be replaced, or cannot be
-    written. Raises BackendError if a rank is lost; there is no such folder then, or a complete one.
+    Raises CheckpointError on all ranks if the folder exists without `replace`, or cannot be
+    written. Raises BackendError if a rank is lost. The folder is then absent or complete.
 
     Examples
     --------
@@ -137,12 +137,12 @@ def save_tables(folder: StrPath, applied: AppliedPlan, *, replace: bool = False)
 
 
 def load_tables(folder: StrPath, applied: AppliedPlan) -> None:
-    """Load what `save_tables` saved, under any plan, with any number of ranks.
+    """Load a folder of `save_tables`, under any plan, with any number of ranks.
 
-    Each rank reads the rows that it holds.
+    Each rank reads its own rows.
 
-    Raises CheckpointError if the folder is missing or damaged, or lacks a tensor of the tables or
-    has it in another shape or type. That is checked before anything is changed.
+    Raises CheckpointError if the folder is missing or damaged, or a tensor of the tables is missing
+    or has another shape or type. This is checked before anything is changed.
     """
     stored = read_tensors(Path(folder))
     numbers = [f"{TABLES}.{name}" for name in applied.constants()]
@@ -165,18 +165,18 @@ def _tables_of(applied: AppliedPlan) -> SavedTables:
 def _parts_of(
     model: nn.Module, optimizer_state: bool = True
 ) -> tuple[SavedTables, dict[str, Tensor]]:
-    """Return a model's tables, and its other parameters and buffers by their key there."""
+    """Return a model's tables, and its other parameters and buffers by their state dict key."""
     tables, dense, seen = SavedTables(), dict[str, Tensor](), set[int]()
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
-        if isinstance(module, StandIn):  # Its state dict has its only table without a name.
+        if isinstance(module, StandIn):  # Its state dict omits its table's name.
             embeddings, cut = module.table.embeddings, f"{module.table.name}."
         elif isinstance(module, Embeddings):
             embeddings, cut = module, ""
         else:
             dense.update(_own_tensors(module, prefix))
             continue
-        # The state of tied modules is kept once.
+        # Save the state of tied modules once.
         state = STATE if optimizer_state and id(embeddings) not in seen else None
         tables.add(embeddings, MODEL, state, prefix=prefix, cut=cut)
         seen.add(id(embeddings))
@@ -188,7 +188,7 @@ def _parts_of(
 
 
 def _own_tensors(module: nn.Module, prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield what a module itself adds to a state dict."""
+    """Yield the tensors that a module itself adds to a state dict."""
     own: dict[str, object] = {}
     module._save_to_state_dict(own, prefix, keep_vars=True)
     for key, value in own.items():

@@ -1,4 +1,4 @@
-"""Blocks of tables: which process writes which of them to a checkpoint, and which it reads."""
+"""Divide tables into blocks, and choose the process that writes each to a checkpoint."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ from placer.executor.tensor_names import UPDATES, check_shapes
 from placer.storage.tensor_rows import AnyTensor, TensorRows, block_rows, row_blocks
 
 Name = tuple[str, ...]
-"""A tensor's place in a nested state dict; joined by dots it is its name in the checkpoint."""
+"""Path of a tensor in a nested state dict. Joined by dots, it is its name in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NamedTables:
-    """Tables, and what their tensors are called in a checkpoint."""
+    """Tables, and the names of their tensors in a checkpoint."""
 
     tables: IdOrder
     tensors: Mapping[Name, TableTensor]
@@ -30,17 +30,17 @@ class NamedTables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Round:
-    """What each process fetches at one time from those that hold the tables."""
+    """A block for each process, fetched together from the processes that hold the tables."""
 
     tables: IdOrder
-    names: tuple[Name | None, ...]  # The tensors of which each process writes a block.
-    requests: tuple[IdRange | None, ...]  # The blocks.
+    names: tuple[Name | None, ...]  # Name of the tensor whose block each process writes.
+    requests: tuple[IdRange | None, ...]  # The block of each process.
 
 
 def blocks_of(tensors: Iterable[tuple[Name, TableTensor]]) -> Iterator[tuple[Name, IdRange]]:
-    """Yield tensors of one table as blocks of the same ids, one tensor after the other of each.
+    """Yield blocks of one table's tensors: for each range of ids, the blocks of all tensors.
 
-    Who reads rows of a drive then reads each once, for weights and optimizer state.
+    So rows on a drive are read once for both weights and optimizer state.
     """
     members = list(tensors)
     rows = max(tensor.shape[0] for _, tensor in members)
@@ -51,11 +51,11 @@ def blocks_of(tensors: Iterable[tuple[Name, TableTensor]]) -> Iterator[tuple[Nam
 
 
 def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
-    """Return all blocks of all tables, at most one for each process in a round.
+    """Assign all blocks of all tables to rounds, at most one block for each process in a round.
 
-    A block goes to a process that holds some of its table, so that a whole table does not travel,
-    and each process writes about as many bytes of a table as it holds: a block goes to the one
-    with the most bytes left to write. All processes come to the same result.
+    Only processes that hold rows of a table write its blocks, so whole tables are not sent around.
+    Each writes about as many bytes of a table as it holds: a block goes to the process with the
+    most bytes left to write. All processes compute the same rounds.
     """
     rounds: list[Round] = []
     unwritten = np.zeros(max((each.tables.world for each in named), default=1))
@@ -64,7 +64,7 @@ def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
         for table, members in groupby(each.tensors.items(), lambda item: item[1].table):
             shares = np.array(each.tables.shares(table))
             holders = np.flatnonzero(shares)
-            if not holders.size:  # A table without columns.
+            if not holders.size:  # The table has no columns.
                 holders, shares[0] = np.zeros(1, dtype=np.intp), 1.0
             for name, block in blocks_of(members):
                 unwritten[holders] += shares[holders] * block.nbytes
@@ -80,12 +80,12 @@ def rounds_of(named: Sequence[NamedTables]) -> list[Round]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedTables:
-    """All that a checkpoint has of tables, and what it is called there."""
+    """The tables of a checkpoint, with the names of all their tensors there."""
 
     named: list[NamedTables] = field(default_factory=list)
-    # Where it matters how many updates there have been, by the name of that number.
+    # Tables that count their updates, by the name of this number in the checkpoint.
     counted: dict[Name, IdOrder] = field(default_factory=dict)
-    # Of modules with tables that grow; their tables; and what tensors of `keys.state` are called.
+    # For modules with tables that grow: keys, tables, and the names of the tensors of `keys.state`.
     keys: list[tuple[GrowingKeys, NamedTables, dict[str, Name]]] = field(default_factory=list)
 
     def add(
@@ -98,10 +98,10 @@ class SavedTables:
         prefix: str = "",
         cut: str = "",
     ) -> None:
-        """Add tables, whose tensors are called with `prefix` in place of `cut`.
+        """Add tables. In the names of their tensors, `prefix` replaces a leading `cut`.
 
-        Weights go to one group, optimizer state to another, if there is one, and keys to a third,
-        by default that of the weights.
+        Weights go to `group`. Optimizer state goes to `state_group`, or is left out if that is
+        None. Keys go to `key_group`, by default `group`.
         """
 
         def name(key: str) -> str:
@@ -123,7 +123,7 @@ class SavedTables:
             self.keys.append((embeddings.keys, self.named[-1], names))
 
     def kept(self) -> dict[Name, AnyTensor]:
-        """Return what is saved of the tables besides their rows; all processes must call it."""
+        """Return numbers of updates and key maps to save; all processes must call this."""
         kept: dict[Name, AnyTensor] = {
             name: torch.tensor(tables.update_count()) for name, tables in self.counted.items()
         }
@@ -141,10 +141,10 @@ class SavedTables:
     ) -> None:
         """Overwrite tables, their keys and numbers of updates; each process reads its own rows.
 
-        Names, shapes and types of all that a checkpoint holds are checked first, `tensors` and
-        `numbers` included, which the caller loads; an error begins with `what`. If a file is
-        damaged, rows before it are changed. Where it matters under some plans alone how many
-        updates there have been, as these round narrow rows, a checkpoint may lack the number.
+        First check names, shapes and types of everything in the checkpoint, also of `tensors` and
+        `numbers`, which the caller loads. Errors begin with `what`. If a file is damaged, rows
+        before it are already overwritten. A checkpoint may lack a number of updates that only some
+        plans need, such as those that round narrow rows.
         """
         stored = dict(stored)
         states = [_take_keys(what, stored, *own) for own in self.keys]
@@ -183,9 +183,9 @@ def _take_keys(
     named: NamedTables,
     names: Mapping[str, Name],
 ) -> Mapping[str, Tensor]:
-    """Take the state of key maps out of what a checkpoint holds.
+    """Remove the state of key maps from `stored`, and return it for the present capacity.
 
-    Tensors of tables with another capacity there become what they are with this one.
+    Other tensors of tables with another capacity in the checkpoint are fitted to the present one.
     """
     maps = {name: ".".join(full) for name, full in names.items()}
     for full in maps.values():

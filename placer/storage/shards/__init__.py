@@ -1,4 +1,4 @@
-"""Tables as a plan lays them out, in files that each device loads by itself."""
+"""Write and load tables as a plan divides them, in one file for each shard and device."""
 
 from placer.storage.shards.shard_folder import ShardFolder as ShardFolder
 from placer.storage.shards.shard_folder import load_shards as load_shards

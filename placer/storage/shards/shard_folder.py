@@ -1,7 +1,7 @@
-"""Folders of shards: a plan, the file of every shard on every device, and ``shards.json``.
+"""Read folders of shards: a plan, a file for each shard and device, and ``shards.json``.
 
-docs/reshard.md describes the format. The plan says which files there are, what they are called
-and what is in them; ``shards.json`` adds each one's size and SHA-256.
+docs/reshard.md describes the format. The plan determines the files, their names and their content.
+``shards.json`` adds the size and SHA-256 of each file.
 """
 
 import hashlib
@@ -58,7 +58,7 @@ PLAN = "plan.json"
 
 
 class ShardEntry(Strict):
-    """A file of ``shards.json``."""
+    """Entry of a shard's file in ``shards.json``."""
 
     table: str
     rows: list[int]
@@ -71,40 +71,40 @@ class ShardEntry(Strict):
 
 
 class ShardManifest(Manifest):
-    """``shards.json``."""
+    """The content of ``shards.json``."""
 
     plan_sha256: str
-    checkpoint: Position  # How far the run was whose checkpoint the rows are from.
+    checkpoint: Position  # Position of the run at the rows' checkpoint.
     updates: int | None
     files: dict[str, ShardEntry]
 
 
 @dataclass(frozen=True)
 class ShardFile:
-    """The safetensors file of one shard on one of its devices, whose layout the plan alone decides.
+    """The safetensors file of one shard on one of its devices.
 
-    Table and shard say which tensors there are and of what shape; so a file's first bytes are
-    known beforehand, and so is each row's place.
+    The table and the shard determine its tensors and their shapes. So its first bytes and the place
+    of each row are known without reading it.
     """
 
     name: str  # Path within the folder.
     table: Table
     shard: Shard
-    home: Home  # The device that serves its rows, and the tier.
+    home: Home  # Device that serves the rows, and tier of the rows.
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
-        """By name, in the order of the file."""
+        """Tensors by name, in the order of the file."""
         return {tensor.name: tensor for tensor in self._laid_out[1]}
 
     @property
     def header(self) -> bytes:
-        """The file's first bytes."""
+        """First bytes of the file."""
         return self._laid_out[0]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return len(self.header) + sum(tensor.size_bytes for tensor in self.tensors.values())
 
     @cached_property
@@ -115,7 +115,7 @@ class ShardFile:
 
 
 def files_by_table(plan: Plan) -> dict[str, list[tuple[ShardFile, ...]]]:
-    """Return the files of each shard of a table: one for every device that serves the shard."""
+    """Return, by table, the files of each shard: one file for each device of the shard."""
     by_table: dict[str, list[tuple[ShardFile, ...]]] = {table.name: [] for table in plan.tables}
     for index, shard in enumerate(plan.shards):
         table = plan.tables_by_name[shard.table]
@@ -130,9 +130,9 @@ def files_by_table(plan: Plan) -> dict[str, list[tuple[ShardFile, ...]]]:
 
 
 def placement_sha256(plan: Plan) -> str:
-    """Return SHA-256 over what of a plan decides its files: tables, shards and row orders.
+    """Return a SHA-256 of everything in a plan that determines its files.
 
-    How rows are read, buffers, the machine's bandwidths and the solver's record do not enter.
+    These are tables, shards and row orders; not lookup kinds, buffers, bandwidths or the solver.
     """
     facts = {
         "tables": [[t.name, t.rows, t.dim, t.dtype, t.optimizer] for t in plan.tables],
@@ -148,27 +148,27 @@ def placement_sha256(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class ShardFolder:
-    """A folder of shards, whose rows are read on demand."""
+    """A folder of shards. Its rows are read on demand."""
 
     path: Path
-    plan: Plan  # Whose shards the files are.
+    plan: Plan  # The plan of the files' shards.
     manifest: ShardManifest
-    verifies: bool = True  # Whether a file's SHA-256 is compared before its first row is read.
+    verifies: bool = True  # Whether to check a file's SHA-256 before its first row is read.
     _checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @cached_property
     def files(self) -> dict[str, list[tuple[ShardFile, ...]]]:
-        """For each shard of a table, in the plan's order, its files, by table."""
+        """By table, the files of each of its shards, in the plan's order."""
         return files_by_table(self.plan)
 
     @property
     def step(self) -> int:
-        """Training steps that the rows have seen."""
+        """Number of training steps at the rows' checkpoint."""
         return self.manifest.checkpoint.step
 
     @property
     def updates(self) -> int | None:
-        """Updates so far, where the optimizer counts them; see `PlacedEmbeddings`."""
+        """Number of updates so far, if the optimizer counts them; see `PlacedEmbeddings`."""
         return self.manifest.updates
 
     def order_of(self, table: str) -> Ranks:
@@ -178,7 +178,7 @@ class ShardFolder:
         return self._orders[table]
 
     def rows(self, file: ShardFile, tensor: StoredTensor, positions: Int) -> Bytes:
-        """Return rows of a file, in any order: uint8, shape (n, row_bytes)."""
+        """Return rows of a tensor at `positions`, in any order: uint8, shape (n, row_bytes)."""
         self.check(file)
         if not positions.size:
             return np.empty((0, tensor.row_bytes), dtype=np.uint8)
@@ -190,7 +190,7 @@ class ShardFolder:
         return np.asarray(rows[positions])
 
     def check(self, file: ShardFile) -> None:
-        """Check a file once; raises `CheckpointError` if it is missing or damaged."""
+        """Check a file once; raise `CheckpointError` if it is missing or damaged."""
         if file.name in self._checked:
             return
         path = self.path / file.name
@@ -217,12 +217,12 @@ class ShardFolder:
 
 
 def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
-    """Return a folder that `write_shards` or `reshard` made.
+    """Open a folder that `write_shards` or `reshard` made.
 
-    With `verify`, every byte of a file is compared with ``shards.json`` before it is used; sizes
-    always are. Raises CheckpointError if it is no such folder, a file is missing or truncated,
-    ``shards.json`` or the plan was altered, or it is of a newer format; the message names the file.
-    Raises PlanError if a shard of the plan is malformed.
+    File sizes are checked now. With `verify`, a file's SHA-256 is checked before its first use.
+    Raises CheckpointError if this is no such folder, a file is missing or truncated, the plan or
+    ``shards.json`` was altered, or the format is newer. The message names the file. Raises
+    PlanError if a shard of the plan is malformed.
     """
     folder = Path(path)
     manifest = read_manifest(
@@ -254,7 +254,7 @@ def open_shards(path: StrPath, *, verify: bool = True) -> ShardFolder:
 
 
 def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:
-    """Raise `PlanMismatchError` if a folder's files are not those of a plan."""
+    """Raise `PlanMismatchError` if a folder's files were written for another plan."""
     expected, own = placement_sha256(plan), folder.manifest.plan_sha256
     if expected != own:
         raise PlanMismatchError(
@@ -265,9 +265,9 @@ def refuse_other_plan(folder: ShardFolder, plan: Plan) -> None:
 
 
 def held_rows(ranks: Int, shard: Shard) -> tuple[Int, Int]:
-    """Find those of some rows that a shard holds: which, ascending, and their places in the shard.
+    """Return which of `ranks` a shard holds, as ascending indices, and their places in the shard.
 
-    `ranks` are in the row order of the shard's plan.
+    `ranks` are row ranks in the row order of the shard's plan.
     """
     start, stop, step = shard.rows
     inside = (ranks >= start) & (ranks < stop)
@@ -284,10 +284,10 @@ def gather(
     cols: tuple[int, int],
     own: Set[str] = frozenset(),
 ) -> Tensor:
-    """Read rows and columns of a tensor, from the files of `own` devices before others.
+    """Read the rows `ids` and columns `cols` of a tensor, preferring the files of `own` devices.
 
-    Returns shape (n, stop − start); (n,) for state that is one number a row. Raises CheckpointError
-    if a file is damaged, or the folder lacks some of the rows.
+    Returns shape (n, stop − start), or (n,) for state with one number a row. Raises CheckpointError
+    if a file is damaged or the folder lacks some of the rows.
     """
 
     def is_foreign(file: ShardFile) -> bool:
@@ -324,7 +324,7 @@ def gather(
 
 
 def checkpoint_of_shards(folder: ShardFolder) -> Checkpoint:
-    """Make a checkpoint of a folder's tables; their rows are read on demand, in id order."""
+    """Return a folder's tables as a checkpoint. Rows are read on demand, in id order."""
     groups: dict[str, dict[str, AnyTensor]] = {WEIGHTS: {}, STATES: {}}
 
     def read(tensor: TableTensor, start: int, stop: int) -> Tensor:
@@ -348,16 +348,16 @@ def load_shards(
     *,
     verify_files: bool = True,
 ) -> ShardFolder:
-    """Overwrite weights and optimizer state with a folder's rows, and the number of updates.
+    """Load weights, optimizer state and the number of updates from a folder of shards.
 
-    Every process reads the rows that it holds, and talks to no other. Where the folder is of the
-    module's own plan these are the files of the process's own devices; else any that have the
-    rows. All is checked before anything is overwritten but the files' content, which is when
-    their first row is read; `verify_files` says whether their SHA-256 is compared. Returns the
-    folder; its `step` is how far the rows were trained.
+    Every process reads its own rows, without the others. If the folder has the module's own plan,
+    these are the files of the process's own devices; otherwise, any files with the rows. Everything
+    except the content of files is checked before anything is overwritten. `verify_files` says
+    whether to check a file's SHA-256 before its first row is read. Returns the folder; its `step`
+    is the rows' training step.
 
-    Raises CheckpointError if the folder's tables are not those of the module, and names each; or if
-    a file is missing or damaged, when rows may have been overwritten.
+    Raises CheckpointError if the folder's tables differ from the module's, and names each. Raises
+    it if a file is missing or damaged; then some rows may be overwritten already.
     """
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)

@@ -1,4 +1,4 @@
-"""Tables in one safetensors file: whole, or what changed of them between two checkpoints."""
+"""Write tables to one safetensors file: whole, or the changes between two checkpoints."""
 
 from itertools import pairwise
 
@@ -32,15 +32,15 @@ def write_tables(
     *,
     with_optimizer: bool = False,
 ) -> None:
-    """Write the tables of a checkpoint to one safetensors file, in rows.
+    """Write the tables of a checkpoint to one safetensors file.
 
-    ``<table>.weight`` is [rows, dim] in id order, as in `PlacedEmbeddings.state_dict`; with the
-    optimizer's state besides, as in its `optimizer_state_dict`. Of a table that grows,
-    ``<table>.keys`` are the keys that have rows, and ``<table>.rows`` these rows; int64. The file
-    says of which checkpoint it is, so that servers of it take the increments that follow.
+    ``<table>.weight`` is [rows, dim] in id order, as in `PlacedEmbeddings.state_dict`.
+    `with_optimizer` adds state as in `PlacedEmbeddings.optimizer_state_dict`. For a table that
+    grows, ``<table>.keys`` has the keys that have rows, and ``<table>.rows`` their rows, int64. The
+    file names its checkpoint, so that servers can apply the increments that follow.
 
     Raises CheckpointError if the checkpoint lacks a table of the plan, or has another shape or
-    dtype. Raises PlacerError if the file cannot be written; what was there before is there still.
+    dtype. Raises PlacerError if the file cannot be written. An existing file is then unchanged.
     """
     named: dict[str, AnyTensor] = {
         f"{table}.{name}": rows
@@ -56,14 +56,14 @@ def write_tables(
 
 
 def origin_of(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return what a file says of its checkpoint, where that was read from files."""
+    """Return a checkpoint's hash and step for a file; nothing if it was not read from files."""
     if not checkpoint.sha256:
         return {}
     return {"checkpoint": checkpoint.sha256, "step": str(checkpoint.position.step)}
 
 
 def keys_of(checkpoint: Checkpoint, table: str, how: Growing) -> KeyMap:
-    """Return which keys of a table that grows have which rows."""
+    """Return the key map of a table that grows, from a checkpoint."""
     saved, keys = checkpoint.tensors.get(KEYS, {}), KeyMap(how)
     names = {name: f"{table}.keys.{name}" for name in KeyMap.STATE}
     missing = [name for name in names.values() if name not in saved]
@@ -105,15 +105,15 @@ def tensors_by_table(
 def write_increment(plan: Plan, before: Checkpoint, after: Checkpoint, path: StrPath) -> int:
     """Write what changed in the tables between two checkpoints to one safetensors file.
 
-    ``<table>.rows`` are the numbers of the rows that changed, ascending, and ``<table>.weight``
-    their values. Of a table that grows, ``<table>.keys`` are the keys of these rows (that of row 0
-    means nothing), and ``<table>.deleted`` the keys that had a row before and have none after. Both
-    checkpoints are read once, a bounded number of rows at a time, and the later one's changed rows
-    once more. The file is there when it is complete. Returns how many rows changed, of all tables.
+    ``<table>.rows`` has the numbers of changed rows, ascending, and ``<table>.weight`` their
+    values. For a table that grows, ``<table>.keys`` has the keys of these rows (the key of row 0
+    has no meaning), and ``<table>.deleted`` the keys that lost their row. Both checkpoints are read
+    once, a limited number of rows at a time, and changed rows of `after` once more. The file
+    appears when it is complete. Returns the number of changed rows of all tables.
 
-    Raises CheckpointError if a checkpoint lacks a table of the plan, has it otherwise, or was not
-    read from files. Raises PlacerError if the file cannot be written; what was there before is
-    there still.
+    Raises CheckpointError if a checkpoint lacks a table of the plan, has it in another shape or
+    dtype, or was not read from files. Raises PlacerError if the file cannot be written. An existing
+    file is then unchanged.
     """
     if not (before.sha256 and after.sha256):
         raise CheckpointError("an increment is between two checkpoints in files; open_checkpoint")
@@ -148,7 +148,7 @@ def write_increment(plan: Plan, before: Checkpoint, after: Checkpoint, path: Str
 
 
 def _changed(old: TensorRows, new: TensorRows) -> "np.ndarray[tuple[int], np.dtype[np.bool]]":
-    """Return whether each row has other bytes than before."""
+    """Return for each row whether its bytes changed, shape (rows,)."""
     parts = [np.empty(0, bool)]
     for start, stop in row_blocks(new.rows, chunk_rows(new.row_bytes)):
         shape = stop - start, new.row_bytes
@@ -160,7 +160,7 @@ def _changed(old: TensorRows, new: TensorRows) -> "np.ndarray[tuple[int], np.dty
 
 
 def _rows_of(whole: TensorRows, numbers: Int) -> TensorRows:
-    """Return the rows with these ascending `numbers`; blocks without one are not read."""
+    """Return the rows with these ascending `numbers`. Blocks without such a row are not read."""
 
     def read(start: int, stop: int) -> Tensor:
         own = numbers[start:stop]

@@ -1,4 +1,4 @@
-"""From the tables of a checkpoint, or of other shards, to the shards of a plan."""
+"""Write the shards of a plan, from a checkpoint or from the shards of another plan."""
 
 import contextlib
 import os
@@ -48,20 +48,20 @@ from placer.storage.tensor_rows import (
 )
 
 _MOST_OPEN = 256
-"""Files that are open at a time: systems allow some thousand."""
+"""Most files open at a time. Systems allow a few thousand."""
 
 
 def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFolder:
-    """Write the tables of a checkpoint as a plan lays them out, one file a shard and device.
+    """Write the tables of a checkpoint as a plan divides them: one file for each shard and device.
 
-    Each table is read once, a bounded number of rows at a time, and its rows go to the files
-    of the shards that have them: no table has to fit in memory. Replicas are one file that has
-    a name for each device (a hard link, where the file system has them). The folder appears when it
-    is complete. `placer.training.checkpoint.open_checkpoint` opens checkpoints, of any plan.
+    Tables need not fit in memory: each is read once, a limited number of rows at a time. Replicas
+    are hard links to one file, or copies if the file system lacks links. The folder appears when it
+    is complete. Open a checkpoint of any plan with
+    `placer.training.checkpoint.open_checkpoint`.
 
     Raises PlanError if the plan is unsound. Raises CheckpointError if the checkpoint lacks a table
-    or its optimizer state, or has another shape or dtype. Raises PlacerError if there is something
-    at `path`, or it cannot be written; nothing is left there then.
+    or its optimizer state, or has another shape or dtype. Raises PlacerError if `path` exists or
+    cannot be written. Then nothing is left there.
 
     Examples
     --------
@@ -84,14 +84,14 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
 
 @dataclass(frozen=True, slots=True)
 class Resharded:
-    """What was done."""
+    """What `reshard` did."""
 
     difference: PlanDiff  # Rows by device.
-    # Files that are those of the older folder (or of a replica), and those with rows of several.
+    # Files linked or copied from the older folder or a replica, and files written row by row.
     kept_files: int
     written_files: int
-    # Of these, what was not and what was written to disk; on a file system without hard links kept
-    # files are written too.
+    # Bytes of hard links, and bytes written to disk. Without hard links, kept files are also
+    # written.
     kept_file_bytes: int
     written_file_bytes: int
 
@@ -104,21 +104,22 @@ def reshard(
     old: Plan | None = None,
     verify_files: bool = True,
 ) -> Resharded:
-    """Make the folder of a plan from that of another one, byte for byte as from a checkpoint.
+    """Make the shards of a new plan from those of an older plan, equal to those of `write_shards`.
 
-    Files whose rows and columns are those of an older file become hard links to it. The others
-    are written as `write_shards` writes them; rows are known by their ids, whatever the row
-    orders. Optimizer state goes with its rows. The new folder appears when it is complete, and
-    shares files with the older one, which stays as it is: write none of them in place.
+    A new file with the rows and columns of an older file becomes a hard link to it. Other files are
+    written by `write_shards`. Rows are matched by their ids, for any row orders, and optimizer
+    state follows its rows. The new folder appears when it is complete. The older folder does not
+    change, but both share files, so never write to these files in place.
 
-    `old` is the plan that `shards` is believed to be of; by default the one that it has in it.
-    Bytes are counted between its devices and those of `new`. With `verify_files`, the SHA-256 of
-    every file that is kept or read is compared first. Without it kept files are not read, and of
-    others only blocks of rows of which some are needed.
+    `old` is the plan that `shards` should have; by default, the plan in the folder. Moved bytes are
+    counted from its devices to those of `new`. With `verify_files`, check the SHA-256 of every file
+    that is kept or read. Without it, kept files are not read, and other files only in blocks that
+    are needed.
 
-    Raises PlanMismatchError if the folder is not of `old`, or `new` has tables that `old` lacks or
-    has otherwise; PlanError if the newer plan is unsound; CheckpointError if a file is missing or
-    damaged; PlacerError if there is something at `path`, or it cannot be written.
+    Raises PlanMismatchError if the folder has another plan than `old`, or `new` has a table that
+    `old` lacks or has in another shape. Raises PlanError if `new` is unsound. Raises
+    CheckpointError if a file is missing or damaged. Raises PlacerError if `path` exists or cannot
+    be written.
     """
     if not isinstance(shards, ShardFolder):
         shards = open_shards(shards, verify=verify_files)
@@ -146,7 +147,7 @@ def _write(
     path: StrPath,
     older: ShardFolder | None = None,
 ) -> "_NewShards":
-    """Write a folder of shards, which appears when it is complete; keep files of an older one."""
+    """Write a folder of shards, which appears when it is complete; link files of `older`."""
     refuse_growing(plan, "a folder of shards")
     with new_folder(path) as folder:
         made = _NewShards(folder, plan)
@@ -157,7 +158,7 @@ def _write(
 
 
 def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
-    """Return ids at rows ``start..stop`` of a shard, shape (stop − start,).
+    """Return the ids of a shard's rows ``start..stop``, shape (stop − start,).
 
     >>> ids_at(Ranks.of([7, 3]), Shard("t", (0, 100, 1), (0, 8), ("gpu:0",), "hbm", "device"), 0, 4)
     array([7, 3, 0, 1])
@@ -167,7 +168,7 @@ def ids_at(order: Ranks, shard: Shard, start: int, stop: int) -> Int:
 
 
 def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
-    """Compare the ids of two shards of as many rows, of whatever row orders, in their order."""
+    """Return whether two shards with equally many rows have the same ids in the same order."""
     return all(
         np.array_equal(ids_at(*one, start, stop), ids_at(*other, start, stop))
         for start, stop in row_blocks(one[1].row_count, MOST_ROWS)
@@ -175,17 +176,17 @@ def same_ids(one: tuple[Ranks, Shard], other: tuple[Ranks, Shard]) -> bool:
 
 
 class _NewShards:
-    """A folder of shards that is being written."""
+    """Writes a folder of shards."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
         self.path, self.plan = path, plan
-        self.entries: dict[str, ShardEntry] = {}  # What has been written, by the file's name.
-        # Files that an earlier checkpoint has already; of them, those that were linked, not copied.
+        self.entries: dict[str, ShardEntry] = {}  # Written files, by name.
+        # Files kept from the older folder or a replica; and those of them that are hard links.
         self.kept: set[str] = set()
         self.linked: set[str] = set()
 
     def keeps(self, copies: Sequence[ShardFile], older: ShardFolder | None) -> bool:
-        """Make files of an older one that has the same rows in the same order, if there is one."""
+        """Link files to an older file with the same rows in the same order, if there is one."""
         if older is None:
             return False
         table, shard = copies[0].table.name, copies[0].shard
@@ -202,7 +203,7 @@ class _NewShards:
     def write(
         self, files: Sequence[tuple[ShardFile, ...]], tensors: Mapping[str, TensorRows]
     ) -> None:
-        """Write shards of one table, reading it once, or once for so many as may be open."""
+        """Write shards of one table. Read the table once for each `_MOST_OPEN` files."""
         for first in range(0, len(files), _MOST_OPEN):
             own = files[first : first + _MOST_OPEN]
             self._write([copies[0] for copies in own], tensors)
@@ -229,19 +230,19 @@ class _NewShards:
                         _write_rows(descriptor, tensor, places, own)
 
     def _place(self, file: ShardFile) -> Path:
-        """Return where a file belongs; its own folder is there."""
+        """Return the path of a file, after making its folder."""
         path = self.path / file.name
         path.parent.mkdir(exist_ok=True)
         return path
 
     def _link(self, source: Path, copies: Sequence[ShardFile], sha256: str) -> None:
-        """Make files of one that is there already."""
+        """Make hard links to an existing file, or copies of it."""
         for file in copies:
             path = self._place(file)
             try:
                 path.hardlink_to(source)
                 self.linked.add(file.name)
-            except OSError:  # Another file system, or one without links.
+            except OSError:  # The file system has no links, or is another one.
                 shutil.copyfile(source, path)
                 sync_folder(path)
             self.kept.add(file.name)
@@ -282,7 +283,7 @@ class _NewShards:
 
 @contextlib.contextmanager
 def _made(path: Path, file: ShardFile) -> Iterator[int]:
-    """Make a shard's file, which must not exist, to be written; afterwards it is on disk."""
+    """Create a shard's new file and yield its descriptor; sync it to disk afterwards."""
     with path.open("xb", buffering=0) as made:
         _write_at(made.fileno(), file.header, 0)
         os.ftruncate(made.fileno(), file.size_bytes)
@@ -291,11 +292,11 @@ def _made(path: Path, file: ShardFile) -> Iterator[int]:
 
 
 def _write_rows(descriptor: int, tensor: StoredTensor, positions: Int, rows: Bytes) -> None:
-    """Overwrite rows of a tensor, as uint8 of shape (n, row_bytes), at any positions."""
+    """Overwrite rows of a tensor at any positions. `rows` is uint8 of shape (n, row_bytes)."""
     if not positions.size:
         return
     content = np.ascontiguousarray(rows)
-    # Neighbours go in one call: of rows that no row order lists, all of them.
+    # Write neighbouring rows in one call. Rows outside of the row order are all neighbours.
     breaks = np.flatnonzero(np.diff(positions) != 1) + 1
     for first, last in pairwise([0, *breaks.tolist(), positions.size]):
         at = tensor.offset + int(positions[first]) * tensor.row_bytes
@@ -304,6 +305,6 @@ def _write_rows(descriptor: int, tensor: StoredTensor, positions: Int, rows: Byt
 
 def _write_at(descriptor: int, content: "bytes | memoryview", at: int) -> None:
     left = memoryview(content).cast("B")
-    while left:  # Near a full disk, a part is written first.
+    while left:  # On a nearly full disk, a call may write a part.
         done = os.pwrite(descriptor, left, at)
         left, at = left[done:], at + done

@@ -1,4 +1,4 @@
-"""`placer report`: a plan and the answers to questions about it as one page without a network."""
+"""`placer report`: an HTML page of a plan and its analyses that needs no network."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The answers that a page shows: values and reports, no HTML."""
+"""The answers that a page shows, as values and reports without HTML."""
 
 import contextlib
 import math
@@ -38,25 +38,25 @@ from solvers.report.whatif import whatif_report
 from solvers.result import Limits, SolveResult
 
 EXPLAINED, MOST_EXPLAINED = 3, 512
-"""How many tables' alternatives are costed without being asked for, where tables × GPUs are few.
+"""Number of tables to explain by default, if tables × GPUs are at most this many.
 
-A table takes three seconds of a plan of 26 on 8 GPUs, over a minute of one of 2,002 on 128 GPUs.
+A table takes three seconds with 26 tables on 8 GPUs, over a minute with 2,002 on 128 GPUs.
 """
 
 _MOST_REASONS = 1000
-"""Tables up to which a page says why their rows are split: that takes longer than all the rest."""
+"""Give reasons of splits for at most this many tables, as they take most of a page's time."""
 
 Progress = Callable[[int, int | None, str], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """All that a page shows; None is what was not asked for.
+    """All answers that a page shows; None for questions that were not asked.
 
-    Accesses of the problem are over the plan's row order, and `shown` is as `placer show` has it.
-    `binding` keeps the plan from being faster. The plan's bound holds if it is one of this problem,
-    under this cost model. `front` are step times over budgets of HBM, `explanations` what
-    alternatives of some tables cost, `reasons` what HBM is worth at each table's split.
+    The problem's accesses are over the plan's row order. `shown` is the report of `placer show`,
+    and `binding` says what limits the plan. `bound_holds` says that the plan's bound is for this
+    problem and cost model. `front` has step times over budgets of HBM, `explanations` the costs of
+    alternatives of some tables, and `reasons` the worth of HBM at each table's split.
     """
 
     plan: Plan
@@ -86,11 +86,11 @@ def ask(
     limits: Limits | None = None,
     on_progress: Progress = lambda done, total, name: None,
 ) -> Answers:
-    """Read a plan and answer the questions to it.
+    """Read a plan and answer the questions about it.
 
-    A second plan may follow it: what moves from one to the other. Profile and constraints are as
-    `placer show` takes them, and limits those of each search. `on_progress` is called with what is
-    done, how much there is to do if that is known, and its name.
+    With a second plan, also report the moves from the first to the second. Profile and constraints
+    are like those of `placer show`. `limits` hold for each search. `on_progress` is called with the
+    work done, all work if known, and the name of the work.
 
     Raises
     ------
@@ -157,22 +157,22 @@ def ask(
     explanations = {}
     for number, name in enumerate(row["table"] for row in slowest):
         shows("explanations")(number, most)
-        # Others are placed in a way that no sharding option describes.
+        # Skip tables whose placement no sharding option describes.
         with contextlib.suppress(PlacerError):
             explanations[name] = explain_report(explain(problem, plan, name, model))
     return replace(answers, **added, explanations=explanations)
 
 
 def _parts(words: str | None) -> list[str]:
-    """Return what is listed with commas."""
+    """Return the parts of a comma-separated list."""
     return [part.strip() for part in (words or "").split(",") if part.strip()]
 
 
 def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:
-    """Write a sentence for each table about why its rows are split between HBM and DRAM there.
+    """Return for each table a sentence that explains its split between HBM and DRAM.
 
-    Placements that no solver searches get none; of several shards it is about the one that would
-    gain most.
+    Placements that no solver searches have no sentence. With several shards, the sentence is about
+    the shard that would gain most.
     """
     told: dict[str, str] = {}
     price = lagrangian_bound(instance).price_s_per_byte
@@ -190,10 +190,10 @@ def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:
 
 
 def _sentence(margin: ShardMargin, price: float) -> str:
-    """Compare slopes: a slope times a GiB would be a saving that no search has confirmed."""
+    """Return a sentence that compares savings per byte, which do not hold for many bytes."""
     if not price:
         return "Another byte of HBM is worth nothing to this plan's tables."
-    # Rows that take no HBM save theirs for free.
+    # Rows that take no HBM have an infinite saving per byte.
     last, after = (
         "any number of times" if one == math.inf else f"{form.number((one or 0.0) / price)} times"
         for one in (margin.last_s_per_byte, margin.next_s_per_byte)

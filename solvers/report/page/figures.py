@@ -1,4 +1,4 @@
-"""The charts of a page: what each is for, its figures as a table, and its traces for Plotly."""
+"""The charts of a page, each with a text, a table of its figures, and traces for Plotly."""
 
 import html
 from collections.abc import Mapping, Sequence
@@ -16,22 +16,22 @@ from placer.units import format_bytes, format_seconds
 Trace = Mapping[str, Any]
 
 PATTERNS = ("", "/", ".", "\\", "x", "-", "+", "|")
-"""Of Plotly's bars, one for each of `SERIES`: told apart without colour too."""
+"""Patterns of Plotly's bars, one for each colour of `SERIES`: bars differ without colours, too."""
 _HATCHES = {"fillmode": "overlay", "size": 7, "solidity": 0.2, "fgcolor": "#ffffff"}
 
 _MOST_NAMED = 24
-"""Devices whose names are all written at an axis."""
+"""Largest number of devices whose names are all written on an axis."""
 _LONGEST_LABEL = 28
 _MOST_CAPACITIES = 3
-"""Lines of capacity in one chart."""
+"""Largest number of lines of capacity in one chart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of a page: its id, its title, and words for what is to be seen in it, for everyone.
+    """A chart of a page: its id, its title, and a text that says what it shows.
 
-    Traces and layout are as Plotly takes them; a colour ``ink``, ``muted`` or ``faint`` is the
-    page's. The table has the same figures.
+    Traces and layout are in Plotly's format. The page replaces the colours ``ink``, ``muted`` and
+    ``faint``. The table has the same figures.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Chart:
 
 
 def label(text: object) -> str:
-    """Write a name for Plotly: no markup, no control characters, and not too long.
+    """Return a name for Plotly without markup and control characters, and not too long.
 
     >>> label("<b>C1</b>")
     '&lt;b&gt;C1&lt;/b&gt;'
@@ -58,7 +58,7 @@ def label(text: object) -> str:
 def bars(
     x: Sequence[str], y: Sequence[float], name: str, number: int, texts: Sequence[str]
 ) -> Trace:
-    """Return a part of stacked bars, in the colour and the pattern of its number."""
+    """Return one part of stacked bars, with the colour and pattern of its number."""
     pattern = {"shape": PATTERNS[number % len(PATTERNS)], **_HATCHES}
     return {
         "type": "bar",
@@ -74,7 +74,7 @@ def bars(
 def line(
     name: str, x: Sequence[Any], y: Sequence[Any], colour: str, dash: str, symbol: str, hover: str
 ) -> dict[str, Any]:
-    """Return points joined by a line, with what is shown of the one under the pointer."""
+    """Return points joined by a line, with the text to show for the point under the pointer."""
     return {
         "type": "scatter",
         "mode": "lines+markers",
@@ -88,9 +88,9 @@ def line(
 
 
 def levels(lines: Sequence[tuple[float, str, str, str]]) -> tuple[list[Trace], list[Trace]]:
-    """Horizontal lines over the whole width: their names in the legend, and their shapes.
+    """Return legend entries and shapes of horizontal lines over the whole width.
 
-    A line is its value, its name, its colour and its dashes.
+    A line is given by its value, name, colour and dashes.
     """
     names: list[Trace] = []
     shapes: list[Trace] = []
@@ -109,7 +109,7 @@ def axis(words: str, **more: Any) -> dict[str, Any]:
 
 
 def device_axis(devices: Sequence[str], topology: Topology) -> dict[str, Any]:
-    """Return devices at the x axis; of many, the first GPU of each host by the host's name."""
+    """Return an x axis of devices; with many devices, label only each host's first GPU."""
     if len(devices) <= _MOST_NAMED:
         return {"type": "category"}
     known = topology.gpus_by_id
@@ -135,7 +135,7 @@ _KINDS = (
 
 
 def memory_charts(memory: Section, topology: Topology) -> list[Chart]:
-    """Draw bytes of GPUs, and of hosts, by kind, beside what they have."""
+    """Draw the bytes of GPUs and of hosts by kind, and their capacity."""
     by_device = {row["device"]: row for row in memory.rows}
     gpus = [gpu.id for gpu in topology.gpus]
     own = [by_device[gpu] for gpu in gpus]
@@ -186,14 +186,14 @@ def _memory_chart(
         "yaxis": axis(unit, range=[0, 1.05 * most / scale]),
         "shapes": shapes,
     }
-    if len(rows) == 1:  # As wide as one of several.
+    if len(rows) == 1:  # Keep the bar as narrow as with several devices.
         traces = [{**trace, "width": 0.3} for trace in traces]
     table = Section(memory.name, title, memory.columns, own)
     return Chart(name, title, f"{words}.", (*traces, *names), layout, table)
 
 
 def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> Chart:
-    """Draw seconds of each GPU in the phases of a step, what it waits, and the bound."""
+    """Draw each GPU's seconds in the phases of a step, its waits, and the bound."""
     names, seconds = cost.longest_chain
     phases = [(name, times.tolist()) for name, times in zip(names, seconds, strict=True)]
     devices = [gpu.device for gpu in cost.gpus]
@@ -237,7 +237,7 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
 
 
 def front_chart(section: Section) -> Chart:
-    """Draw the step time and bound over the budget of HBM."""
+    """Draw the step time and the bound over budgets of HBM."""
     rows = [row for row in section.rows if row["step_time_s"] is not None]
     budgets = [format_bytes(row["hbm_bytes"]) for row in rows]
     traces = []

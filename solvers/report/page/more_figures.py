@@ -1,4 +1,4 @@
-"""Charts of accesses, and of what else was asked: other solvers, a log, a second plan."""
+"""Charts of accesses, and of optional questions: other solvers, a log, a second plan."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from placer.units import format_bytes, format_seconds
 from solvers.report.page.figures import Chart, Trace, axis, label, line
 
 MOST_CURVES = 6
-"""Access curves in one chart: more cannot be told apart."""
+"""Largest number of access curves in one chart; more cannot be told apart."""
 CURVE_POINTS = 40
 _SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _MOST_HOMES = 20
-"""Sources or targets of moves that are drawn one by one; more are drawn by host."""
+"""Largest number of sources or targets of moves to draw one by one; more are drawn by host."""
 
 
 def curve(cdf: AccessCdf) -> tuple[list[float], list[float]]:
-    """Shares of rows and of lookups, at few points that are even on a logarithmic axis."""
+    """Return shares of rows and of lookups at a few points, even on a logarithmic axis."""
     ranks = cdf.ranks[1:]
     if not ranks.size:
         return [], []
@@ -37,7 +37,7 @@ def curve(cdf: AccessCdf) -> tuple[list[float], list[float]]:
 
 
 def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
-    """Access CDFs of the tables with most GPU time, and where each is split."""
+    """Draw access CDFs of the tables with most GPU time, and their splits."""
     by_name = {one.name: one for one in profile}
     ranked = sorted(tables, key=lambda row: -(row["time_s"] or 0.0))
     split = [row for row in ranked if 0 < (row["hot_row_share"] or 0.0) < 1]
@@ -76,7 +76,7 @@ def skew_chart(tables: Sequence[Row], profile: Profile) -> Chart:
 
 
 def comparison_chart(section: Section) -> Chart:
-    """Draw the step times of solvers, the best of them first, and the bound."""
+    """Draw the step times of solvers, the best on top, and the bound."""
     solved = [row for row in section.rows if row["step_time_s"] is not None]
     solved.sort(key=lambda row: -row["step_time_s"])
     names = [label(row["solver"]) for row in solved]
@@ -117,7 +117,7 @@ def comparison_chart(section: Section) -> Chart:
 
 
 def drift_chart(windows: Section) -> Chart:
-    """Draw the share of lookups that HBM serves, window by window of a log."""
+    """Draw the share of lookups that HBM serves in each window of a log."""
     names = [label(row["window"]) for row in windows.rows]
     traces: list[Trace] = []
     for key, name, colour, symbol, dash in (
@@ -144,7 +144,7 @@ _KIND_COLOURS = dict(zip(_KINDS, SERIES, strict=False))
 
 
 def moves_chart(moves: Section, old: Plan, new: Plan) -> Chart:
-    """Draw bytes from where they are to where they go."""
+    """Draw the bytes that move, from their old to their new memories."""
     rows = [row for row in moves.rows if row["moved_bytes"] and row["to"] is not None]
     homes = max(len({row[end] for row in rows}) for end in ("from", "to")) if rows else 0
     grouped = homes > _MOST_HOMES
@@ -190,14 +190,14 @@ def moves_chart(moves: Section, old: Plan, new: Plan) -> Chart:
 
 
 def _by_host(home: str, plan: Plan) -> str:
-    """``host:0 hbm`` for ``gpu:3 hbm``."""
+    """Replace a GPU by its host: ``host:0 hbm`` for ``gpu:3 hbm``."""
     device, _, tier = home.rpartition(" ")
     gpu = plan.topology.gpus_by_id.get(device)
     return home if gpu is None else f"{gpu.host} {tier}"
 
 
 def _natural(name: str) -> tuple[str, int, str]:
-    """Sort gpu:2 before gpu:10."""
+    """Return a sort key that puts gpu:2 before gpu:10."""
     device, _, tier = name.rpartition(" ")
     prefix, _, number = device.rpartition(":")
     return prefix, int(number) if number.isdecimal() else -1, tier

@@ -1,4 +1,4 @@
-"""What a page is asked beside the plan itself; the command line takes its options from here."""
+"""The optional questions of a page, from which the command line takes its options."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -10,12 +10,12 @@ RENAMED_FLAGS = {
     "data_format": "log_format --log-format",
     "explained": "explained --explain",
 }
-"""How the command line spells the questions that it does not spell by their names."""
+"""Names and flags of questions whose flags differ from their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What to ask beside what the plan says by itself.
+    """The questions that a page answers besides the plan itself.
 
     >>> Questions(hbm_steps="2GiB,4GiB").windows
     4

@@ -1,8 +1,8 @@
-"""A page of answers: one HTML file that asks no network for anything.
+"""Render the answers as a page: one HTML file that needs no network.
 
-Plotly's bundle is compressed in the page and is unpacked when the words have been painted. Scripts
-are named by their hashes in a content security policy, so that nothing else runs, whatever names a
-plan holds, and nothing is loaded from anywhere.
+The page contains Plotly's script in compressed form, and unpacks it after the text is shown. A
+content security policy allows only scripts with known hashes and loads nothing. So no name in a
+plan can run code.
 """
 
 import base64
@@ -46,7 +46,7 @@ _ENDS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\
 
 
 def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str = "") -> None:
-    """Write a page whole or not at all; `command` makes it again, for whoever reads it.
+    """Write the page as a file, atomically; `command` tells readers how to make it again.
 
     Raises a `BackendError` if Jinja2 or Plotly is missing, and a `PlacerError` if the file cannot
     be written.
@@ -55,7 +55,7 @@ def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str =
 
 
 def page_html(answers: Answers, *, command: str = "") -> str:
-    """Return the page as text; see `write_page`."""
+    """Return the page's HTML; see `write_page`."""
     environment, plotly = _environment(), _plotly()
     script = _file("page.js")
     sections = {section.name: section for section in answers.shown.sections}
@@ -89,7 +89,7 @@ def page_html(answers: Answers, *, command: str = "") -> str:
 def charts_of(
     answers: Answers, sections: Mapping[str, Section] | None = None
 ) -> dict[str, list[Chart]]:
-    """Return the charts of each part of a page."""
+    """Return the charts of a page by the name of its part."""
     known = sections or {section.name: section for section in answers.shown.sections}
     machine = answers.plan.topology
     bound_s = answers.shown.facts["bound_s"] if answers.bound_holds else None
@@ -113,7 +113,7 @@ def charts_of(
 
 
 def script_json(value: Any) -> str:
-    """Return JSON that a script element can hold, whatever texts are in it.
+    """Return JSON that is safe inside a script element, with any texts in it.
 
     >>> script_json("</script>")
     '"\\\\u003c/script\\\\u003e"'
@@ -125,7 +125,7 @@ def script_json(value: Any) -> str:
 
 
 def _provenance(answers: Answers) -> list[tuple[str, str]]:
-    """Return where the figures come from: names and values, for people."""
+    """Return the plan's provenance as names and values for people."""
     plan, facts = answers.plan, answers.shown.facts
     solver, source = plan.solver, plan.provenance
     words = f"{solver.name}, seed {solver.seed}, {format_seconds(solver.seconds)}, {solver.status}"
@@ -151,7 +151,7 @@ def _provenance(answers: Answers) -> list[tuple[str, str]]:
 
 
 def _finite(value: Any) -> Any:
-    """Replace numbers that JSON lacks by null, such as a gap above a bound of 1e-300."""
+    """Replace numbers that JSON lacks by None, such as a gap above a bound of 1e-300."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -172,7 +172,7 @@ def _environment() -> "Environment":
 
 
 def raw_value(row: Row, column: Column) -> str:
-    """Return a number as JSON has it, for who reads the page by program; nothing of a text."""
+    """Return a number as JSON, for programs that read the page; for texts an empty string."""
     value = row[column.key]
     return "" if value is None or isinstance(value, str) else json.dumps(value)
 
@@ -183,7 +183,7 @@ def _file(name: str) -> str:
 
 
 def _plotly() -> str:
-    """Plotly's script, of the Python package, which has it for pages without a network."""
+    """Return Plotly's script from its Python package."""
     try:
         script = importlib.resources.files("plotly") / "package_data/plotly.min.js"
         return script.read_text("utf-8")
@@ -198,7 +198,7 @@ def _missing(library: str) -> BackendError:
 
 
 def _policy(*scripts: str) -> str:
-    """Return what a browser may run and load: these scripts, and nothing from anywhere."""
+    """Return a content security policy that allows these scripts and loads nothing."""
     hashes = (base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts)
     allowed = " ".join(f"'sha256-{one}'" for one in hashes)
     return (
@@ -210,17 +210,17 @@ def _policy(*scripts: str) -> str:
 def table_map(
     plan: Plan, profile: Profile, tables: Section, reasons: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return columns, rows, devices and access curves, as the page's script takes them.
+    """Return columns, rows, devices and access curves for the page's script.
 
-    The profile is over the plan's row order; the rows and columns of `tables`, which is of
-    `solvers.report.plan_report`, are the page's.
+    The profile is over the plan's row order. `tables` is the section of tables of
+    `solvers.report.plan_report`, which gives the page's rows and columns.
 
     Returns
     -------
     dict
-        ``columns`` have key and title, ``rows`` a value and a text for each; ``strips`` are runs
-        ``[first device, last device, HBM bytes, DRAM bytes]`` of each table, ``shards`` its
-        shards in words, ``curve`` the number of its access curve in ``curves``.
+        ``columns`` have a key and a title, and ``rows`` a value and a text for each column. Of each
+        table, ``strips`` has runs ``[first device, last device, HBM bytes, DRAM bytes]``,
+        ``shards`` its shards in words, and ``curve`` the index of its access curve in ``curves``.
     """
     devices = [gpu.id for gpu in plan.topology.gpus]
     number = {device: at for at, device in enumerate(devices)}
@@ -258,7 +258,7 @@ def table_map(
 
 
 def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> list[list[int]]:
-    """Sum bytes by tier of the devices that serve a table, equal neighbours together."""
+    """Return runs of neighbouring devices with equal bytes of a table in HBM and DRAM."""
     used: dict[int, list[int]] = defaultdict(lambda: [0, 0])
     for shard in shards:
         row_bytes = table.bytes_per_row(shard.width)
@@ -276,7 +276,7 @@ def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> lis
 
 
 def _shards(table: Table, shards: Sequence[Shard]) -> list[list[str]]:
-    """Tier, devices, rows, columns, way to read and bytes of shards, those alike together."""
+    """Return tier, devices, rows, columns, lookup and bytes of shards; equal shards as one."""
     alike: dict[tuple[str, str, int, int, int, int], list[str]] = defaultdict(list)
     for shard in shards:
         size = record_bytes(table, shard)

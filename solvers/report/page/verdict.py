@@ -1,4 +1,4 @@
-"""The verdict of a page in plain words: how fast, how near the best, what binds, what to do."""
+"""The verdict of a page in words: the step time, its bound, what binds, and advice."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from placer.units import counted, format_bytes, format_seconds
 from solvers.bounds.binding import Binding, Resource
 
 NEAR = 0.05
-"""A plan within this gap of the bound is not worth a longer search."""
+"""Within this gap of the bound, do not advise a longer search."""
 
 _NAMES: dict[Resource, str] = {
     "free hbm": "HBM that is left free",
@@ -48,7 +48,7 @@ _ADVICE: dict[Resource, str] = {
 }
 
 _ROUNDING = 1e-5
-"""Less is not worth a word."""
+"""Do not mention smaller gains."""
 
 _BUYABLE: dict[Resource, str] = {
     "hbm": "HBM",
@@ -62,7 +62,7 @@ _BUYABLE: dict[Resource, str] = {
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a page: its key in the facts, and the value for people."""
+    """A figure at the top of a page: its key in the facts, its value, and texts for people."""
 
     key: str
     title: str
@@ -72,7 +72,7 @@ class Tile(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What a reader has to know: one sentence, what binds with the evidence, and what to do."""
+    """The verdict of a plan: a summary, what binds with the evidence, advice and figures."""
 
     summary: str
     binds: str
@@ -83,10 +83,10 @@ class Verdict(NamedTuple):
 def verdict(
     facts: Row, cost: CostReport, binding: Binding, *, bound_holds: bool, memory: Sequence[Row]
 ) -> Verdict:
-    """Put a plan's facts into words.
+    """Return the verdict of a plan from its facts.
 
-    `facts`, and the rows of `memory`, are those of `solvers.report.plan_report`; `bound_holds`
-    says whether the plan's bound is one for this cost model and problem.
+    `facts` and the rows of `memory` come from `solvers.report.plan_report`. `bound_holds` says
+    whether the plan's bound is for this cost model and problem.
     """
     gap = facts["gap"] if bound_holds else None
     name = _NAMES[binding.resource]
@@ -99,7 +99,7 @@ def verdict(
         best = format_seconds(facts["bound_s"])
         summary += f"; no placement can take less than {best}, so there may be room."
     advice = [_ADVICE[binding.resource]]
-    # What a tenth more of each resource that can be bought gains, most first.
+    # Gains of 10% more of each resource that can be bought, largest first.
     gains = sorted(binding.gains.items(), key=lambda one: -one[1])
     known = [(_BUYABLE[of], gain) for of, gain in gains if of in _BUYABLE and gain > _ROUNDING]
     if known:

@@ -159,6 +159,21 @@ def first_groups(formulation: Formulation) -> tuple[Group, ...]:
     return tuple(Group(gpus, kind, hbm, {}) for (kind, hbm), gpus in of_kind)
 
 
+def undecided_sides(formulation: Formulation, node: Node, chosen: Float, served: Float) -> Float:
+    """Return `Relaxed.undecided` of a solution's `chosen` and `served`."""
+    f = formulation
+    if node.depth or not f.server_kinds.size:
+        return np.zeros(0)
+    serves = np.isin([group.kind for group in node.groups], f.server_kinds)
+    of_options = np.zeros((len(f.options), 2))
+    np.add.at(of_options, f.option_of, served @ np.column_stack((~serves, serves)))
+    shares = np.zeros((f.instance.tables, 2))
+    of_sides = np.minimum(of_options[node.options], chosen[:, None])
+    np.add.at(shares, f.table_of[node.options], of_sides)
+    far: Float = (shares * (1 - shares)).max(axis=1)
+    return far
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """A way to serve a table's shards.

@@ -14,7 +14,7 @@ import numpy as np
 
 from solvers.model.knapsack import Float
 from solvers.search.branching.formulation import UNITS, Formulation, Int, least_of_each
-from solvers.search.branching.nodes import Node, Relaxed
+from solvers.search.branching.nodes import Node, Relaxed, undecided_sides
 from solvers.search.branching.rows import Rows, linear_model
 
 _LACKING = 100 * UNITS
@@ -163,28 +163,24 @@ class GroupProgram:
 
     def _add_decided(self) -> None:
         """Groups serve what the node decided. Sides that share a table each have a shard of it."""
-        node, rows = self.node, self.rows
-        self.decided_of = np.full(self.part.size, -1)
+        f, node, rows = self.formulation, self.node, self.rows
+        self.decided_of, self.side_of = np.full((2, self.part.size), -1)
         for table in node.layouts:
             for number, group in enumerate(node.groups):
                 if group.widths[table]:
                     row = rows.block(1, group.gpus, group.gpus)
                     self.decided_of[(self.table == table) & (self.group == number)] = row
-        mine = np.flatnonzero(self.decided_of[self.pair] >= 0)
-        rows.add(self.decided_of[self.pair[mine]], self.point_at + mine, 1.0)
-        self.side_of = np.full(self.part.size, -1)
         for table in (table for table, sides in node.sides.items() if all(sides)):
-            options = np.flatnonzero(self.formulation.table_of[node.options] == table)
-            row = rows.block(2 * options.size, 0.0, np.inf)
+            options = np.flatnonzero(f.table_of[node.options] == table)
             each = np.arange(2 * options.size)
+            row = rows.block(each.size, 0.0, np.inf)
             rows.add(row + each, self.option_at + options[each // 2], -1.0)
             mine = np.flatnonzero(self.table == table)
-            at = np.searchsorted(
-                options, self.at_option[self.formulation.option_of[self.part[mine]]]
-            )
+            at = np.searchsorted(options, self.at_option[f.option_of[self.part[mine]]])
             self.side_of[mine] = row + 2 * at + self.serves[self.group[mine]]
-        mine = np.flatnonzero(self.side_of[self.pair] >= 0)
-        rows.add(self.side_of[self.pair[mine]], self.point_at + mine, 1.0)
+        for of_rows in (self.decided_of, self.side_of):
+            mine = np.flatnonzero(of_rows[self.pair] >= 0)
+            rows.add(of_rows[self.pair[mine]], self.point_at + mine, 1.0)
 
     def _add_loads(self) -> None:
         """Limit the bytes of a group and its seconds in each phase, with replicas and launches."""
@@ -261,10 +257,8 @@ class GroupProgram:
         most[self.arena_at : self.launch_at] = np.repeat(self.sizes, f.arenas)
         if not f.instance.servers:  # With servers, it may be that no GPU serves anything.
             # A GPU that serves nothing may wait for one that launches faster.
-            fastest = f.launches.min(axis=0)
-            shares = np.divide(
-                fastest, f.launches, np.ones_like(f.launches), where=f.launches > fastest
-            )
+            fastest, slower = f.launches.min(axis=0), f.launches > f.launches.min(axis=0)
+            shares = np.divide(fastest, f.launches, np.ones_like(f.launches), where=slower)
             least[self.launch_at : self.lack_at] = self.sizes * shares.min(axis=1)[self.kinds]
         most[self.launch_at : self.lack_at] = self.sizes * f.arenas
         most[self.option_at : self.point_at] = 1.0
@@ -290,7 +284,8 @@ class GroupProgram:
         most[self.lack_at : self.option_at] = 0.0
         due = aim - self.rows.priced(prices, self.columns)
         bound, extra, points, of_groups = self._bound(prices, due, low, high, least, most)
-        options, served = self.node.options, np.zeros((f.sizes.size, groups))
+        options, chosen = self.node.options, values[self.option_at : self.point_at]
+        served = np.zeros((f.sizes.size, groups))
         np.add.at(served, (self.part[self.pair], self.group[self.pair]), values[self.point_at :])
         useful = extra <= self.most - bound
         return Relaxed(
@@ -299,26 +294,12 @@ class GroupProgram:
             options[useful],
             extra[useful],
             points,
-            values[self.option_at : self.point_at],
+            chosen,
             served,
             of_groups,
             np.zeros(0) if self.node.depth else self._needed(values),
-            self._undecided(values) if f.server_kinds.size and not self.node.depth else np.zeros(0),
+            undecided_sides(f, self.node, chosen, served),
         )
-
-    def _undecided(self, values: Float) -> Float:
-        """Return how far a solution is from putting each table on one side or both, (tables,)."""
-        f, options = self.formulation, self.node.options
-        chosen = values[self.option_at : self.point_at]
-        far = np.zeros(f.instance.tables)
-        for side in (False, True):
-            mine = np.flatnonzero(self.serves[self.group[self.pair]] == side)
-            of_pairs = self.at_option[f.option_of[self.part[self.pair[mine]]]]
-            served = np.bincount(of_pairs, values[self.point_at + mine], options.size)
-            share = np.zeros(f.instance.tables)
-            np.add.at(share, f.table_of[options], np.minimum(chosen, served))
-            far = np.maximum(far, share * (1 - share))
-        return far
 
     def _needed(self, values: Float) -> Float:
         """Return how many GPUs each arena needs for a solution's shards, shape (arenas,)."""
@@ -343,8 +324,6 @@ class GroupProgram:
         prices : float64, shape (rows,)
         due : float64, shape (columns,)
             Reduced cost of each column.
-        low, high : float64, shape (rows,)
-        least, most : float64, shape (columns,)
         """
         f, options, groups = self.formulation, self.node.options, self.sizes.size
         # The price of an absent limit is a rounding error: set it to 0.

@@ -1,1 +1,1 @@
-"""Kernels in Triton, for GPUs."""
+"""The Triton backend and its kernels, for GPUs."""

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
 """Triton kernels that find a step's staged and cached rows and give them entries of a row cache.
 
-Only the device knows how many runs, rows and misses there are, and they are few beside the lookups.
-A fixed number of programs walks up to that count; the rest of the arrays is never touched.
+Only the device knows the numbers of runs, rows and misses, which are small beside the number of
+lookups. A fixed number of programs shares this work, and leaves the rest of the arrays untouched.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def first_at_least(ordered, size, values, BITS: tl.constexpr):
-    """How many of the first `size` elements, in order, are below each value; size < 2 ** BITS."""
+    """Count elements below each value among the first `size` sorted ones; size < 2 ** BITS."""
     below = (values * 0).to(tl.int32)
     for bit in tl.static_range(BITS):
         probe = below + (1 << (BITS - 1 - bit))
@@ -23,7 +23,7 @@ def first_at_least(ordered, size, values, BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["size", "home", "stop"])
 def find_edges(ordered, run, count, size, home, stop, first, last, in_home, BITS: tl.constexpr):
-    """Find the first run of slots from `home` on, and from `stop` on; count the lookups before."""
+    """Find the first runs from slots `home` and `stop` on; count the lookups before `home`."""
     edges = tl.arange(0, 4)
     bounds = tl.where(edges == 0, 0, tl.where(edges == 1, home, stop))
     below = first_at_least(ordered, size, bounds, BITS)
@@ -37,7 +37,7 @@ def find_edges(ordered, run, count, size, home, stop, first, last, in_home, BITS
 
 @triton.jit(do_not_specialize=["home", "host_start", "entries"])
 def place_runs(ordered, starts, count, home, host_start, entries, run_places, BLOCK: tl.constexpr):
-    """The place of each run, as if none were in the row cache."""
+    """Write the place of each run outside of the row cache."""
     number = tl.load(count)
     first = tl.program_id(0) * BLOCK
     while first < number:
@@ -52,7 +52,7 @@ def place_runs(ordered, starts, count, home, host_start, entries, run_places, BL
 
 @triton.jit
 def read_rows(ordered, starts, first_run, last_run, slots, counts, BLOCK: tl.constexpr):
-    """Slot and lookups of each staged and cached row."""
+    """Write the slot and the number of lookups of each staged and cached row."""
     start_run = tl.load(first_run)
     number = tl.load(last_run) - start_run
     first = tl.program_id(0) * BLOCK
@@ -85,7 +85,7 @@ def find_rows(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The entry of each row, read in this step; rows that have none want one."""
+    """Write the entry of each row, note its use, and mark rows without an entry as wanted."""
     number = tl.load(last_run) - tl.load(first_run)
     first = tl.program_id(0) * BLOCK
     lookups = first.to(tl.int64) * 0
@@ -103,7 +103,7 @@ def find_rows(
         entry = tl.load(sorted_entries + position, mask=found, other=-1)
         tl.store(entries + row, entry, mask=here)
         tl.store(wanted + row, 1, mask=here & (found == 0))
-        # Rows are distinct, so no entry is met twice.
+        # Rows are distinct, so entries are too.
         tl.store(last_used + entry, ticket, mask=found)
         if COUNTED:
             before = tl.load(priority + entry, mask=found, other=0.0)
@@ -133,7 +133,7 @@ def bar_rows(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows that another step reads in place, from `boundary` on, want no entry."""
+    """Mark rows that another step reads in place, from `boundary` on, as not wanted."""
     start_run = tl.load(their_first)
     number = tl.load(their_last) - start_run
     size = tl.load(last_run) - tl.load(first_run)
@@ -156,7 +156,7 @@ def order_entries(
     slots, last_used, priority, keys, available, entries, cached_start, vacant, ticket, oldest,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the keys by which entries make room, of `RowCache.evictable`; count those that may."""
+    """Write the keys of `RowCache._evictable`, and count the entries that can be taken."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = entry < entries
     slot = tl.load(slots + entry, mask=here, other=0)
@@ -174,7 +174,7 @@ def order_entries(
 def leaving_slots(
     order, slots, turns, available, out, size, rows, vacant, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Write the slots of the entries that make room, in their order; behind them the largest."""
+    """Write the slots of taken entries in the order of eviction; fill the rest with `vacant`."""
     number = tl.minimum(tl.load(turns + rows - 1), tl.load(available))
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     leaves = place < tl.minimum(number, size)
@@ -188,7 +188,7 @@ def fill_entries(
     order, by_slot, turns, available, rows, incoming, priority, slots, last_used, priorities, dirty,
     moved, outgoing, count, written_back, most, nobody, ticket, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Give the entries that make room to rows, as `RowCache.admit` does."""
+    """Give the taken entries to rows, as `RowCache._admit` does."""
     number = tl.minimum(tl.load(turns + rows - 1), tl.load(available))
     move = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = move < most
@@ -213,7 +213,7 @@ def fill_entries(
 def store_sorted(
     ordered, order, sorted_slots, sorted_entries, size, vacant, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Overwrite the directory's order, in the same memory."""
+    """Overwrite the directory's sorted slots and entries in place."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = place < size
     slot = tl.load(ordered + place, mask=here, other=0)
@@ -239,9 +239,9 @@ def admit_rows(
     in_place,
     BLOCK: tl.constexpr,
 ):
-    """Give the entry of each turn to the row whose turn it is, as far as there are any.
+    """Give entry number `turns` − 1 to each wanted row, as far as entries are available.
 
-    `turns` counts from 1 on.
+    `turns` is the running count of wanted rows.
     """
     number = tl.load(last_run) - tl.load(first_run)
     most = tl.load(available)
@@ -274,7 +274,7 @@ def move_to_entries(
     TRAINED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows that have an entry are there, and newer than their originals if they are trained."""
+    """Set the places of rows with an entry, and mark their copies as changed if TRAINED."""
     start_run = tl.load(first_run)
     number = tl.load(last_run) - start_run
     first = tl.program_id(0) * BLOCK
@@ -290,7 +290,7 @@ def move_to_entries(
 
 @triton.jit(do_not_specialize=["lookups"])
 def place_lookups(order, runs, run_places, places, lookups, BLOCK: tl.constexpr):
-    """The place of each lookup, in the batch's order."""
+    """Write the place of each lookup, in the batch's order."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = position < lookups
     run = tl.load(runs + position, mask=here, other=0)

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
-"""Triton kernels that find the rows of keys, and note which rows a step reads.
+"""Triton kernels that find the rows of keys, and note the rows that a step reads.
 
-Slots, tags and hashes are those of `placer.growing.kernels`. A segment is a feature of a table that
-grows: its first lookup, its table, its lookups, where the table's slots begin and how many there
-are, where its rows begin, and which bits of a slot are a row.
+Slots, tags and hashes are those of `placer.growing.kernels`. A segment has a batch's keys of one
+growing table: its first lookup, the table's number, the number of lookups, the table's first slot
+and number of slots, its first row, and the bit mask of the row in a slot.
 """
 
 import triton
@@ -14,7 +14,7 @@ import triton.language as tl
 def _note(chosen, position, key, row, noted, room):
     """Append lookups to `noted`, in any order: their number, places, keys and rows.
 
-    Those for which there is no room are only counted.
+    If there is no room left, lookups are only counted.
     """
     taken = tl.sum(chosen.to(tl.int64), 0)
     start = tl.atomic_add(noted, taken, mask=taken > 0)
@@ -27,7 +27,7 @@ def _note(chosen, position, key, row, noted, room):
 
 @triton.jit
 def find(table, ids, slots, keys, out, noted, room, BLOCK: tl.constexpr):
-    """Find the row of each key, 0 for those that have none; and note these lookups."""
+    """Write the row of each key, or 0, and note the lookups without a row."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
     first = tl.load(segment)
     lookups = tl.load(segment + 2)
@@ -62,7 +62,7 @@ def find(table, ids, slots, keys, out, noted, room, BLOCK: tl.constexpr):
 
 @triton.jit
 def readers(table, ids, chosen, rows, noted, room, BLOCK: tl.constexpr):
-    """Note the lookups of chosen rows."""
+    """Note the lookups of the chosen rows."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = position < tl.load(segment + 2)
@@ -75,7 +75,7 @@ def readers(table, ids, chosen, rows, noted, room, BLOCK: tl.constexpr):
 
 @triton.jit
 def note_reads(table, rows, steps, last, reads, BLOCK: tl.constexpr):
-    """Note the step in which rows are read, and one more step that reads them, 255 at most."""
+    """Set the last step of rows that are read, and increase their counts of steps, up to 255."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
     lookups = tl.load(segment + 2)
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -84,6 +84,6 @@ def note_reads(table, rows, steps, last, reads, BLOCK: tl.constexpr):
     at = tl.load(segment + 5) + row
     new = (row != 0) & (tl.load(last + at, mask=row != 0, other=0) != step)
     before = tl.atomic_xchg(last + at, step + row.to(tl.int32) * 0, mask=new)
-    new = new & (before != step)  # One of all lookups of a row sees the step before.
+    new = new & (before != step)  # Only one lookup of a row sees an older step.
     count = tl.load(reads + at, mask=new, other=0).to(tl.int32) + 1
     tl.store(reads + at, tl.minimum(count, 255).to(tl.uint8), mask=new)

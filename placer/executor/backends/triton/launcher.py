@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-call, type-arg"
-"""Starts Triton kernels: compiled for a GPU, or interpreted on the CPU for tests.
+"""Launch Triton kernels, compiled for a GPU or interpreted on the CPU for tests.
 
-No call waits for the device, and every launch has a size that the host knows: where the amount
-of work is known on the device alone, a fixed number of programs share it. A step can thus be
-captured in a CUDA graph.
+No call waits for the device. If only the device knows the amount of work, a fixed number of
+programs share it. So the host knows the size of every launch, and CUDA graphs can capture a step.
 """
 
 import math
@@ -19,14 +18,14 @@ from placer.executor.backends.triton import lookup_kernels
 from placer.executor.names import Policy
 
 RESIDENT_WARPS = 32
-"""Warps per multiprocessor where a fixed number of programs shares the work."""
+"""Warps per multiprocessor, if a fixed number of programs shares the work."""
 
 BLOCK, BLOCK_WARPS = 1024, 4
-"""Ids that a program translates, or rows among which it finds staged and cached ones; its warps."""
+"""Elements of a program, such as ids to translate, and its number of warps."""
 
 
 class TritonLauncher(Backend):
-    """Starts kernels; see `TritonBackend`."""
+    """A backend that can launch Triton kernels; see `TritonBackend`."""
 
     def __init__(
         self, device: torch.device, policy: Policy = "lfu", host: Backend | None = None
@@ -46,32 +45,32 @@ class TritonLauncher(Backend):
             self._multiprocessors = properties.multi_processor_count
 
     def each(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
-        """Launch over `size` elements, which the host knows: one program for each block."""
+        """Launch one program for each block of `size` elements, a number that the host knows."""
         grid = (-(-size // BLOCK),)
         self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
     def walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
-        """Launch over at most `size` elements, which a fixed number of programs shares."""
+        """Launch a fixed number of programs that share at most `size` elements."""
         grid = self.shared(-(-size // BLOCK), BLOCK_WARPS)
         self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
     def shared(self, tiles: int, warps: int) -> tuple[int]:
-        """Programs that share so many tiles: as many as are resident, or one for each tile.
+        """Return the number of programs that share tiles: the resident ones, or one for each tile.
 
-        The interpreter runs one after the other: two are enough to show that they share.
+        The interpreter uses two programs, which is enough to test sharing.
         """
         most = self._multiprocessors * max(1, RESIDENT_WARPS // warps)
         return (min(tiles, most or 2),)
 
     def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Launch, unless there is nothing to do."""
+        """Launch a kernel, unless its grid is empty."""
         if math.prod(grid):
             with self._current_device():
-                # Whether a product and a sum are fused is not left to each kernel's compilation.
+                # Without fused multiply-add, all kernels round alike, however they are compiled.
                 kernel[grid](*arguments, enable_fp_fusion=False, **options)
 
     def _current_device(self) -> AbstractContextManager[Any]:
-        """Let Triton launch on the tensors' device: it takes torch's current one."""
+        """Make the tensors' device current, as Triton launches on torch's current device."""
         if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
             return torch.cuda.device(self._device)
         return nullcontext()

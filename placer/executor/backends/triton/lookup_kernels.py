@@ -1,9 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
 """Triton kernels of the forward pass: ids to slots, sums of bags, gradients of weights.
 
-A program works on several bags (or lookups) side by side, one lookup of each at a time: the
-rows that it asks for at once are in different bags, so many reads are under way even where
-bags are short, and every bag is still summed in the order of its lookups.
+A program works on several bags side by side, and reads one lookup of each at a time. So many reads
+are under way even if bags are short, and each bag is summed in the order of its lookups.
 """
 
 import triton
@@ -12,11 +11,11 @@ import triton.language as tl
 
 @triton.jit
 def row_address(hbm, dram, boundary, places, columns, STRIDE: tl.constexpr):
-    """Pointers to `columns` of the rows at `places`, int64, which are in one of two memories.
+    """Return pointers to `columns` of the rows at `places`, int64, each in one of two memories.
 
     One load through selected pointers takes half the instructions and registers of two masked
-    loads. Whole tiles of pointers are selected, not their first columns alone: the compiler
-    then still knows that columns are neighbours and aligned, and reads 16 bytes at once.
+    loads. Select whole tiles of pointers instead of row starts, so that the compiler knows that
+    columns are contiguous and aligned, and reads 16 bytes at once.
     """
     here = hbm + (places * STRIDE)[:, None] + columns[None, :]
     there = dram + ((places - boundary) * STRIDE)[:, None] + columns[None, :]
@@ -25,7 +24,7 @@ def row_address(hbm, dram, boundary, places, columns, STRIDE: tl.constexpr):
 
 @triton.jit
 def translate(ids, table, slot_map, out, fault, BLOCK: tl.constexpr):
-    """Program (p, s): blocks p, p + programs, .. of the lookups of segment s."""
+    """Translate ids to slots. Program (p, s) has blocks p, p + programs, .. of segment s."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
     first = tl.load(segment)
     first_out = tl.load(segment + 1)
@@ -41,13 +40,13 @@ def translate(ids, table, slot_map, out, fault, BLOCK: tl.constexpr):
         inside = position < lookups
         row = tl.load(ids + first + position, mask=inside, other=0).to(tl.int64)
         good = inside & (row >= 0) & (row < rows)
-        # As a block: the interpreter makes an integer of a condition between scalar and block.
+        # A block, as the interpreter turns a condition of scalar and block into an integer.
         by_map = map_start + row * 0 >= 0
         mapped = tl.load(slot_map + map_start + row, mask=good & by_map, other=0).to(tl.int64)
         followed = row + tl.where(row < edge, near, far)
         slot = tl.where(good, tl.where(by_map, mapped, followed), -1)
         tl.store(out + first_out + position, slot.to(out.dtype.element_ty), mask=inside)
-        # A block without a fault leaves the others' cache line alone.
+        # A block without a fault does not touch the shared cache line.
         worst = tl.min(tl.where(inside & (good == 0), first + position, 9223372036854775807), 0)
         tl.atomic_min(fault, worst, mask=worst != 9223372036854775807)
         start += tl.num_programs(0) * BLOCK
@@ -67,7 +66,7 @@ def pool(
     COLUMNS: tl.constexpr,
     BAGS: tl.constexpr,
 ):
-    """Program (i, c): columns of block c of the bags of block i."""
+    """Sum the rows of bags. Program (i, c) has block i of the bags and block c of the columns."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = bag < bags
@@ -107,7 +106,7 @@ def weight_gradients(
     COLUMNS: tl.constexpr,
     LOOKUPS: tl.constexpr,
 ):
-    """Program i: block i of the lookups."""
+    """Write row · gradient of the bag of each lookup. Program i has block i of the lookups."""
     lookup = tl.program_id(0).to(tl.int64) * LOOKUPS + tl.arange(0, LOOKUPS)
     here = lookup < lookups
     place = tl.load(places + lookup, mask=here, other=-1).to(tl.int64)

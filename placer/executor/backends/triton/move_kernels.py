@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
-"""Triton kernels of the row cache's moves: rows between HBM and host memory, both ways at once."""
+"""Triton kernel that moves rows between HBM and host memory, in both directions at once."""
 
 import triton
 import triton.language as tl
@@ -23,10 +23,10 @@ def exchange(
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """Copy rows of WORDS words and their state of STATE_WORDS, each in up to BLOCKS blocks.
+    """Copy rows of WORDS words, and their state of STATE_WORDS words, in up to BLOCKS blocks.
 
-    All that a move reads is under way at once, and is then written, so that traffic runs both ways
-    over the link. No row leaves and enters in the same call.
+    A program reads rows of both directions at once, then writes them, so that the link is busy in
+    both directions. No row leaves and enters in the same call.
     """
     number = tl.load(count)
     first = tl.program_id(0) * ROWS
@@ -55,7 +55,7 @@ def exchange(
                 state_in_hbm = state_hbm + (entry * STATE_WORDS)[:, None] + state_word[None, :]
                 state_admitted = tl.load(state_source, mask=state_entering)
                 state_evicted = tl.load(state_in_hbm, mask=state_leaving)
-            # Nobody may overwrite what another thread of the program has still to read.
+            # All threads must read before any overwrites.
             tl.debug_barrier()
             if block * BLOCK < WORDS:
                 target = dram + (old * WORDS)[:, None] + word[None, :]

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
 """Triton kernels that group the lookups of a step by row; see `placer.executor.lookups.steps`.
 
-Each is one pass over the lookups, where PyTorch needs some thirty operators.
+Each kernel is one pass over the lookups. PyTorch needs about thirty operators for all.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["lookups"])
 def mark_runs(ordered, order, new_order, begins, lookups, BLOCK: tl.constexpr):
-    """Narrow the order to int32; `begins` is 1 where a run does, but for the first."""
+    """Convert the order to int32; write 1 to `begins` where a run begins, except the first."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = position < lookups
     tl.store(new_order + position, tl.load(order + position, mask=here, other=0), mask=here)
@@ -22,7 +22,7 @@ def mark_runs(ordered, order, new_order, begins, lookups, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["lookups"])
 def start_runs(run, starts, count, covering, lookups, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Note where each run starts, and which run covers the first position of each block."""
+    """Write the start of each run, and the run at the first position of each block."""
     position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = position < lookups
     number = tl.load(run + position, mask=here, other=0)
@@ -36,9 +36,9 @@ def start_runs(run, starts, count, covering, lookups, CHUNK: tl.constexpr, BLOCK
 
 @triton.jit(do_not_specialize=["blocks"])
 def find_long_runs(starts, covering, long_runs, blocks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Find the long run that begins in each block of CHUNK positions; −1 where none does.
+    """Write the long run that begins in each block of CHUNK positions, or −1.
 
-    It holds the next block's first position, as may a run that begins there.
+    Such a run contains the next block's first position, so it is the run at that position.
     """
     block = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     followed = block + 1 < blocks
@@ -52,7 +52,7 @@ def find_long_runs(starts, covering, long_runs, blocks, CHUNK: tl.constexpr, BLO
 
 @triton.jit(do_not_specialize=["bags"])
 def bags_of_lookups(offsets, out, bags, BLOCK: tl.constexpr):
-    """Write the number of its bag for each lookup."""
+    """Write the bag of each lookup."""
     bag = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     here = bag < bags
     start = tl.load(offsets + bag, mask=here, other=0)

@@ -1,4 +1,4 @@
-"""How Triton kernels find a step's staged and cached rows, and give them entries of a row cache."""
+"""Find a step's staged and cached rows, and give them row cache entries, by Triton kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ from placer.executor.phases import phase
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolved:
-    """The staged and cached rows of a step: some of its runs, one after the other.
+    """The staged and cached rows of a step: a contiguous part of its runs.
 
     Attributes
     ----------
     run_places : int32 or int64, shape (lookups,)
         The place of each run.
     first, last : int32, shape ()
-        The runs ``first..last`` are of staged and cached rows.
+        The runs ``first..last`` have staged and cached rows.
     most : int
-        How many they can be.
+        Largest possible number of these runs.
     """
 
     run_places: Tensor
@@ -39,14 +39,14 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SortedSlots:
-    """The slots of a step in their order, needed only until its rows are located.
+    """The sorted slots of a step, needed only until its rows are located.
 
     Attributes
     ----------
     slots : shape (lookups,)
-        Sorted; a run of −1 may lead, which is nobody's.
+        Slots in ascending order; −1, for bad ids, comes first.
     run : int32, shape (lookups,)
-        The run that each sorted position belongs to.
+        The run of each sorted position.
     """
 
     slots: Tensor
@@ -54,7 +54,7 @@ class SortedSlots:
 
 
 class TritonStaging(TritonLauncher):
-    """The part of the Triton backend that is about row caches."""
+    """The part of the Triton backend that manages row caches."""
 
     def find_runs(self, slots: Tensor) -> Runs:
         return self._sorted(slots)[0]
@@ -129,7 +129,7 @@ class TritonStaging(TritonLauncher):
     def _places_of_runs(
         self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
     ) -> Tensor:
-        """Return the place of each run, as if none were in the row cache."""
+        """Return the place of each run outside of the row cache."""
         places = torch.empty_like(ordered.slots)
         self.walk(
             cache_kernels.place_runs, runs.lookups,
@@ -140,9 +140,9 @@ class TritonStaging(TritonLauncher):
     def _cold_runs(
         self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
     ) -> Resolved:
-        """Return which runs are of staged and cached rows, with places outside the row cache.
+        """Find the runs of staged and cached rows, and all runs' places outside the row cache.
 
-        Lookups of the arena's rows in HBM, which come before them, are counted.
+        It also counts the lookups of the arena's rows in HBM.
         """
         first, last = runs.count.new_empty(2).unbind()
         stop = spec.cache_ranges[-1].stop
@@ -165,7 +165,7 @@ class TritonStaging(TritonLauncher):
         others: Sequence[Resolved],
         ticket: int,
     ) -> Resolution:
-        """Do what `RowCache.resolve` does; rows that the others read in place are barred."""
+        """Do what `RowCache.resolve` does, and bar rows that `others` read in place."""
         held, most = row_cache.directory, resolved.most
         entries = torch.empty_like(counts)
         wanted = torch.zeros_like(counts, dtype=torch.uint8)
@@ -231,7 +231,7 @@ class TritonStaging(TritonLauncher):
     def _move_to_entries(
         self, resolved: Resolved, entries: Tensor, row_cache: RowCache, home: int, training: bool
     ) -> None:
-        """Note that rows that have an entry are there, and trained ones newer than originals."""
+        """Set the places of rows with an entry, and mark their copies as changed if training."""
         self.walk(
             cache_kernels.move_to_entries, resolved.most,
             resolved.first, resolved.last, entries, home, resolved.run_places,

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call, type-arg"
-"""The backend in Triton: rows are pooled, updated and moved by its kernels."""
+"""The Triton backend: its kernels pool, update and move rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -25,62 +25,62 @@ from placer.executor.optimizers.rule import Rule
 from placer.growing import Growing
 from placer.tables import Table
 
-# Sizes of the programs: derived for an H200; on an H100 none that were tried are 6% faster. To keep
-# 4.8 TB/s busy at some 700 ns of latency, 25 KiB must be under way on each of 132 multiprocessors,
-# and two or three times that where reads wait for one another: offsets, places, rows. Compiled for
-# sm_90, they need about 64 registers at width 128, so that 32 warps are resident, each with 2 KiB
-# under way, and all rows are requested before the first is waited for: larger tiles are spread out
-# by the assembler to save registers.
+# Program sizes are derived for an H200. On an H100, no other size that was tried is 6% faster. To
+# keep 4.8 TB/s busy at about 700 ns of latency, each of 132 multiprocessors needs 25 KiB under way.
+# It needs two or three times that, as reads depend on one another: offsets, places, rows. Kernels
+# for sm_90 need about 64 registers at width 128. So 32 warps are resident, each with 2 KiB under
+# way, and request all rows before waiting for the first. With larger tiles the assembler would
+# spread the requests, to save registers.
 
 POOL_BYTES = 2048
-"""Bytes of rows that a warp of the forward pass reads at once, of different bags."""
+"""Bytes of rows, of different bags, that a warp of the forward pass reads at once."""
 
 POOL_COLUMNS = 256
-"""Columns of a program at most; wider rows are shared by several."""
+"""Most columns of a program; several programs share wider rows."""
 
 UPDATE_ELEMENTS = 256
-"""Gradients that a warp of the backward pass reads at once, of different runs. A program sees whole
-rows, and wide ones get more warps."""
+"""Gradients, of different runs, that a warp of the backward pass reads at once. A program has whole
+rows, and more warps if they are wide."""
 
 UPDATE_UNROLL, CHUNK_UNROLL = 2, 4
-"""Lookups of each run, and of each chunk of a long run, that are under way at once."""
+"""Lookups of a run, and of a chunk of a long run, to read at once."""
 
 ROWS = 32
-"""Bags or runs side by side, however narrow: they all wait for the longest."""
+"""Most bags or runs side by side in a program, as they all wait for the longest."""
 
 SUM_ELEMENTS, SUM_WARPS = 8192, 8
-"""Elements of the sums of chunks that a program adds up at once, and its warps."""
+"""Elements of chunks' sums that a program adds at once, and its warps."""
 
 SCAN = 32
-"""Blocks in which such a program looks for long runs at once."""
+"""Blocks in which a program looks for long runs at once."""
 
 SEGMENT_PROGRAMS = 256
-"""Programs that share the lookups of a segment: a short one has work for few."""
+"""Most programs that share the lookups of a segment."""
 
 BAGS = 256
-"""Bags of a program that writes the bag of each lookup; it takes as long as its longest bag."""
+"""Bags of a program that writes the bag of each lookup. Its longest bag determines its time."""
 
 EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 16, 16384, 8
-"""Programs that copy rows over the link, bytes of rows that each has under way each way, and its
-warps. On two H200 with half the bytes under way the link is 4 and 20% slower; with twice as many
-it is no faster, and other kernels take twice as long: what the link has not taken yet stands in
-their way to HBM. Programs are few because a matrix product wants the multiprocessors whole."""
+"""Programs that copy rows over the link, bytes under way in each direction for each program, and
+its warps. On two H200s, half the bytes make the link 4% and 20% slower. Twice the bytes make it no
+faster, and other kernels take twice as long, because waiting requests block their way to HBM. There
+are few programs, because matrix products need whole multiprocessors."""
 
 MAX_WORDS = 2048
-"""Words of a row that a program copies at once."""
+"""Most words of a row that a program copies at once."""
 
 MAX_MOVES = 256
-"""Rows that a program copies at once, however narrow."""
+"""Most rows that a program copies at once."""
 
 WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""What rows may be copied as, widest first. The compiler joins them to 16 bytes."""
+"""Dtypes in which rows can be copied, widest first. The compiler joins words to 16 bytes."""
 
 
 class TritonBackend(TritonStaging):
-    """Computes in a few Triton kernels what takes PyTorch a hundred operators, with equal results.
+    """Computes the same as `Backend` with a few Triton kernels instead of a hundred operators.
 
-    Runs on a GPU, and on the CPU in Triton's interpreter. All matrices must be contiguous. Rows in
-    host memory must be pinned, or registered with CUDA, where the device is a GPU.
+    It runs on a GPU, and on the CPU in Triton's interpreter. All matrices must be contiguous. For a
+    GPU, rows in host memory must be pinned or registered with CUDA.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class TritonBackend(TritonStaging):
         )  # fmt: skip
 
     def squares(self, reads: RowReads, out: Tensor) -> None:
-        # The kernel reads neither rows nor a rule: anything may stand for them.
+        # The kernel uses neither rows nor a rule, so pass placeholders.
         matrices = (reads.gradients,) * 4 + (0,)
         constants = (reads.gradients, reads.gradients, 0.0, 0.0, 0.0)
         self._sum_and_apply(reads, matrices, "squares", False, None, out, constants)
@@ -206,7 +206,7 @@ class TritonBackend(TritonStaging):
         squares: Tensor | None,
         constants: tuple[Tensor, Tensor, float, float, float],
     ) -> None:
-        """Launch the three kernels that walk through the runs."""
+        """Launch the three kernels that sum and update runs."""
         runs = reads.runs
         width = reads.gradients.shape[1]
         block = _power_of_two(width)
@@ -239,14 +239,14 @@ class TritonBackend(TritonStaging):
         )  # fmt: skip
 
     def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
-        """Return columns and rows that a warp of the forward pass reads at once."""
+        """Return the columns and rows that a warp of the forward pass reads at once."""
         columns = min(_power_of_two(width), POOL_COLUMNS)
         elements = POOL_BYTES // rows.hbm.element_size()
         return columns, _tile_rows(elements, columns)
 
 
 def _tile_rows(elements: int, columns: int) -> int:
-    """Return rows of a tile of so many elements."""
+    """Return the number of rows in a tile of `elements`."""
     return max(1, min(ROWS, elements // columns))
 
 
@@ -256,9 +256,9 @@ def _power_of_two(number: int) -> int:
 
 
 def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
-    """Return both matrices and the boundary; where one is empty, the other stands in for it.
+    """Return both matrices and the boundary. If one is empty, return the other one twice.
 
-    Nobody reads what is empty, but no kernel gets a null pointer.
+    Kernels do not read an empty matrix, but must not get its null pointer.
     """
     hbm = rows.hbm if rows.hbm.numel() else rows.dram
     dram = rows.dram if rows.dram.numel() else rows.hbm
@@ -266,7 +266,7 @@ def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
 
 
 def _words(matrix: Tensor) -> Tensor:
-    """Return the rows' bytes as the widest integers that divide a row: shape (rows, words)."""
+    """View rows as the widest integers that divide them: shape (rows, words)."""
     flat = matrix.reshape(matrix.shape[0], math.prod(matrix.shape[1:]))
     row_bytes = flat.shape[1] * flat.element_size()
     word = next(word for word in WORDS if row_bytes % word.itemsize == 0)

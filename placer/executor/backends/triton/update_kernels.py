@@ -1,12 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
-"""Triton kernels of the backward pass: gradients summed by row, and the fused update.
+"""Triton kernels of the backward pass: they sum gradients by row, and update rows.
 
-`update_runs` takes the runs of at most `CHUNK` lookups. Longer ones go through `sum_chunks`,
-which leaves the sum of each chunk in a workspace, and `update_long_runs`, which adds those up.
-No run's sum depends on where it lies among the others: short runs and chunks are summed lookup
-by lookup, and the tiles of the chunks' sums are counted from the run's own first chunk.
+`update_runs` takes the runs of at most `CHUNK` lookups. For longer runs, `sum_chunks` writes the
+sum of each chunk to a workspace, and `update_long_runs` adds these sums. No run's sum depends on
+its position among the runs: short runs and chunks are summed lookup by lookup, and tiles of chunks
+are counted from the run's first chunk.
 
-With OPTIMIZER "squares" nothing is updated: Σ g² of each run is written to `squares`.
+With OPTIMIZER "squares" nothing is updated. Instead, Σ g² of each run is written to `squares`.
 """
 
 import triton
@@ -29,7 +29,7 @@ def _sum_lookups(
     ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Gradients of `length` lookups from `start` on, for each of `ROWS` runs side by side."""
+    """Sum the gradients of `length` lookups from `start` on, for ROWS runs side by side."""
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     longest = tl.max(length, 0)
@@ -51,7 +51,7 @@ def _sum_lookups(
 
 @triton.jit
 def _mix(x):
-    """See `placer.executor.optimizers.rounding`, whose random bits these are."""
+    """Mix bits as `placer.executor.optimizers.rounding` does."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -59,7 +59,7 @@ def _mix(x):
 
 @triton.jit
 def _round_stochastically(value, updates, TYPE: tl.constexpr):
-    """`placer.executor.optimizers.rounding.stochastic_round`, bit by bit."""
+    """Return the same bits as `placer.executor.optimizers.rounding.stochastic_round`."""
     LOST: tl.constexpr = 16 if TYPE == tl.bfloat16 else 13  # noqa: SIM300
     below: tl.constexpr = (1 << LOST) - 1
     key = _mix((updates + 1).to(tl.uint32))
@@ -79,11 +79,11 @@ def _round_stochastically(value, updates, TYPE: tl.constexpr):
 
 @triton.jit
 def _round_to_nearest(value, TYPE: tl.constexpr):
-    """`value` in TYPE; done by hand for bfloat16, which Triton's interpreter truncates."""
+    """Round `value` to TYPE; by hand for bfloat16, which Triton's interpreter truncates."""
     if TYPE == tl.bfloat16:  # noqa: SIM300
         raw = value.to(tl.uint32, bitcast=True)
         even = (raw + 0x7FFF + ((raw >> 16) & 1)) & 0xFFFF0000
-        # NaN's bits would be carried into another number.
+        # A carry would turn NaN into a number.
         value = tl.where(value == value, even.to(tl.float32, bitcast=True), value)
     return value.to(TYPE)
 
@@ -100,12 +100,12 @@ def _read(
     BLOCK: tl.constexpr,
     OPTIMIZER: tl.constexpr,
 ):
-    """Weights of the rows at `place`, shape (rows,), and what state the optimizer has of them."""
+    """Return the weights of the rows at `place`, shape (rows,), and their optimizer state."""
     column = tl.arange(0, BLOCK)
     mask = (place >= 0)[:, None] & (column < WIDTH)[None, :]
     address = row_address(hbm, dram, boundary, place, column, WIDTH)
     weights = tl.load(address, mask=mask, other=0.0).to(tl.float32)
-    first, second = weights, weights  # What an optimizer has no use for.
+    first, second = weights, weights  # Placeholders.
     if OPTIMIZER == "rowwise_adagrad":
         address = _element_address(state_hbm, state_dram, boundary, place)
         first = tl.load(address, mask=place >= 0, other=0.0)
@@ -116,8 +116,8 @@ def _read(
         address = row_address(state_hbm, state_dram, boundary, place, column, 2 * WIDTH)
         first = tl.load(address, mask=mask, other=0.0)
         second = tl.load(address + WIDTH, mask=mask, other=0.0)
-    # Small tiles are held by several warps alike, of which one writes. All must have read before,
-    # and the compiler must not move a read down to where it is used.
+    # Several warps may hold copies of a small tile, and one of them writes. All must read before
+    # that, and the compiler must not move reads down.
     tl.debug_barrier()
     return weights, first, second
 
@@ -151,7 +151,7 @@ def _apply(
     OPTIMIZER: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """Apply the rule to what `_read` read, and write it back."""
+    """Apply the rule to the results of `_read`, and write rows and state back."""
     column = tl.arange(0, BLOCK)
     active = place >= 0
     mask = active[:, None] & (column < WIDTH)[None, :]
@@ -185,8 +185,8 @@ def _apply(
     tl.store(address, new, mask=mask)
 
 
-# The update kernels stay whole: each is one pass over runs, which keeps its values in registers,
-# and the compiler would inline the parts of it again.
+# The update kernels are long functions, because each is one pass over runs with its values in
+# registers, and the compiler would inline its parts again.
 @triton.jit(do_not_specialize=["boundary"])
 def update_runs(
     hbm,
@@ -217,7 +217,7 @@ def update_runs(
 ):
     """Sum and update runs of at most CHUNK lookups, ROWS at a time.
 
-    The number of runs is on the device: a fixed number of programs share them.
+    Only the device knows the number of runs, so a fixed number of programs share them.
     """
     runs = tl.load(count)
     first_run = tl.program_id(0) * ROWS
@@ -236,7 +236,7 @@ def update_runs(
             )
             tl.store(squares + run, tl.sum(total * total, 1), mask=here & short)
         else:
-            # Requested before the gradients, the rows arrive with them.
+            # Request rows first, so that they arrive with the gradients.
             weights, first, second = _read(
                 hbm, dram, state_hbm, state_dram, boundary, place, WIDTH, BLOCK, OPTIMIZER
             )
@@ -271,9 +271,9 @@ def sum_chunks(
 ):
     """Sum each chunk of the long runs into `partials`, shape (2 · blocks, WIDTH).
 
-    Chunks are CHUNK lookups long, counted from the run's start, so at most two start within a
-    block of CHUNK positions: a further chunk of the run that covers the block's first position
-    (row b, for block b) and the first chunk of a run that begins in it (row blocks + b).
+    Chunks have CHUNK lookups, counted from the run's start. So at most two start in block b of
+    CHUNK positions: a later chunk of the run at the block's first position (row b), and the first
+    chunk of a run that begins in the block (row blocks + b).
     """
     item_start = tl.program_id(0) * ROWS
     while item_start < 2 * blocks:
@@ -286,7 +286,7 @@ def sum_chunks(
         run = tl.where(first_chunk, run, cover)
         begin = tl.load(starts + run, mask=run >= 0, other=-1)
         block_start = block * CHUNK
-        # Of a run that covers `block_start` and began before it, the first chunk from there on.
+        # For a run that began before `block_start`, the first chunk that starts from there on.
         further = tl.where((run >= 0) & (begin < block_start), block_start + begin % CHUNK, -1)
         start = tl.where(first_chunk, begin, further)
         exists = start >= 0
@@ -330,8 +330,8 @@ def update_long_runs(
 ):
     """Add up the chunks of each long run, CHUNKS at a time, and update its row.
 
-    Hot rows are neighbours: program p looks at blocks p, p + programs, .., SCAN at a time, so
-    that they are shared out.
+    Long runs are often neighbours. Program p looks at blocks p, p + programs, .., SCAN at a time,
+    to share them among programs.
     """
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)

@@ -1,1 +1,1 @@
-"""Who holds which rows of which columns: a plan divided over processes."""
+"""Divide a plan over processes: which process holds which rows and columns."""

@@ -1,4 +1,4 @@
-"""What every rank knows of a shared plan: who holds what, and who sends which lookups to whom."""
+"""Compute what all ranks know of a plan: who holds what, and who sends which lookups to whom."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -27,31 +27,31 @@ from placer.tables import Feature, OptimizerName, Pooling
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """Lookups of one feature in one target."""
+    """The lookups of one feature in one target."""
 
-    name: str  # Of the feature where it reads the target, which is a table of its own there.
-    # Numbers: of the feature, of its table's column slice, and of the target within that.
+    name: str  # Of the feature at the holder, where the target is a separate table.
+    # Indices of the feature, of the column slice in its table, and of the target in the slice.
     feature: int
     columns: int
     position: int
     target: Target
-    pooling: Pooling  # What the holder gives back: sum, max, or none for a row for each lookup.
+    pooling: Pooling  # The holder returns sums, maxima, or (none) a row per lookup.
 
     @property
     def pooled(self) -> bool:
-        """Whether the holder gives back a row for each bag."""
+        """Whether the holder returns one row per bag instead of one per lookup."""
         return self.pooling != "none"
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Targets that one rank holds together with the same others, or alone."""
+    """The targets on one rank with the same holders."""
 
     holders: tuple[int, ...]
     targets: tuple[Target, ...]
     # Positions in `Channels.served`, in the order of targets and of their features.
     channels: tuple[int, ...]
-    sources: tuple[int, ...]  # Ranks whose lookups come here.
+    sources: tuple[int, ...]  # Ranks whose lookups this rank serves.
 
     @property
     def replicated(self) -> bool:
@@ -61,22 +61,22 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Channels:
-    """What a rank sends and serves."""
+    """The channels that a rank sends and serves."""
 
-    # With the rank that each goes to, in the order of sending: by destination.
+    # Each with its destination rank, ordered by destination.
     sent: tuple[tuple[int, Channel], ...]
     served: tuple[Channel, ...]
-    # Which of `served` come from each rank, shape (world, served): of replicated rows, not all.
+    # Whether each rank sends each channel of `served`, shape (world, served).
     serves: npt.NDArray[np.bool_]
-    widths: npt.NDArray[np.int64]  # Columns that each of `served` gives back.
-    # What this rank holds alone comes first; then replicas, in an order that all share.
+    widths: npt.NDArray[np.int64]  # Columns of each channel of `served`.
+    # Units with one holder come first, then replicas, in the same order on all ranks.
     units: tuple[Unit, ...]
 
 
 def all_channels(
     features: Sequence[FeatureRead], maps: Mapping[str, TableRoutes]
 ) -> tuple[Channel, ...]:
-    """Return every channel between any ranks: by table, column slice, target and feature."""
+    """Return all channels between any ranks, ordered by table, column slice, target and feature."""
     channels = []
     readers: dict[str, list[int]] = defaultdict(list)
     for index, feature in enumerate(features):
@@ -93,7 +93,7 @@ def all_channels(
 
 
 def channel_pooling(pooling: Pooling, alone: bool) -> Pooling:
-    """Return how a holder pools: it sums for means of longer bags; a maximum needs all rows."""
+    """Return the pooling at a holder: sum also for mean, and max only if it has all rows."""
     if pooling in ("sum", "mean"):
         return "sum"
     return "max" if pooling == "max" and alone else "none"
@@ -102,7 +102,7 @@ def channel_pooling(pooling: Pooling, alone: bool) -> Pooling:
 def channels_of(
     rank: int, world: int, targets: Sequence[Target], channels: Sequence[Channel]
 ) -> Channels:
-    """Return what one of the ranks sends and serves."""
+    """Return the channels that a rank sends and serves."""
     to = [(channel.target.holder_for(rank), channel) for channel in channels]
     sent = tuple(sorted(to, key=lambda pair: pair[0]))
     served = tuple(channel for channel in channels if rank in channel.target.holders)
@@ -128,7 +128,7 @@ def channels_of(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survey:
-    """What every rank knows of a plan: it is the same on all of them."""
+    """The division of a plan and its channels, equal on all ranks."""
 
     plan: Plan
     features: tuple[FeatureRead, ...]
@@ -148,7 +148,7 @@ class Survey:
         world: int,
         device: torch.device,
     ) -> "Survey":
-        """Divide a plan over so many ranks."""
+        """Divide a plan over `world` ranks."""
         ranks = ranks_of_devices(plan.topology, world, servers_of(plan))
         division = divide(plan, ranks, optimizers)
         routes = table_routes(plan, division, device)
@@ -164,7 +164,7 @@ class Survey:
         )
 
     def plan_of(self, unit: Unit, channels: Channels, rank: int) -> Plan:
-        """Return the plan by which a rank holds one of its units."""
+        """Return the local plan for one of a rank's units."""
         features: dict[str, list[Feature]] = defaultdict(list)
         for channel in (channels.served[at] for at in unit.channels):
             own = Feature(channel.name, pooling=channel.pooling)

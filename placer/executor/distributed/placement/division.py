@@ -1,4 +1,4 @@
-"""A plan's tables divided over ranks: who holds which rows of which columns."""
+"""Divide a plan's tables over ranks: which rank holds which rows and columns."""
 
 import math
 from collections import defaultdict
@@ -25,7 +25,7 @@ class RowSlice:
 
     @property
     def count(self) -> int:
-        """Rows in it."""
+        """Number of rows."""
         return len(self.members)
 
     @property
@@ -34,15 +34,15 @@ class RowSlice:
         return range(self.start, self.stop, self.step)
 
     def trimmed(self) -> "RowSlice":
-        """Return the same non-empty rows, ending right after the last; one row has step 1."""
+        """Return the same rows with `stop` right after the last row; a single row has step 1."""
         return RowSlice(self.start, self.members[-1] + 1, self.step if self.count > 1 else 1)
 
     def first_from(self, low: int) -> int:
-        """Return the first of start, start + step, … that is at least `low`."""
+        """Return the first row of start, start + step, … that is at least `low`."""
         return self.start if self.start >= low else low + (self.start - low) % self.step
 
     def meet(self, other: "RowSlice") -> "RowSlice | None":
-        """Return rows that both have; None where there are none."""
+        """Return the rows that both slices have; None if they have none in common."""
         low, high = max(self.start, other.start), min(self.stop, other.stop)
         common = math.gcd(self.step, other.step)
         if low >= high or (self.start - other.start) % common:
@@ -56,7 +56,7 @@ class RowSlice:
         return common_rows if common_rows.start < high else None
 
     def local(self, rows: "RowSlice") -> "RowSlice":
-        """Return a slice of this slice's rows, as a slice of their positions in it."""
+        """Return the positions in this slice of some of its rows, as a slice."""
         first = (rows.start - self.start) // self.step
         stride = rows.step // self.step
         if rows.count == 1:
@@ -65,9 +65,9 @@ class RowSlice:
 
 
 def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
-    """Return the same disjoint rows as few slices, ordered by start; slices in sequence are joined.
+    """Join disjoint slices that continue one another; return all slices ordered by start.
 
-    Equal rows give equal slices, whatever shards they came from, if they are sliced alike.
+    So shards with other boundaries give equal slices if they have equal rows and strides.
     """
     merged: list[RowSlice] = []
     ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in `merged`
@@ -83,7 +83,7 @@ def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
 
 
 def refined(partitions: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
-    """Return the coarsest slices of which each lies in one slice of every partition."""
+    """Return the coarsest slices that each lie within one slice of every partition."""
     parts: tuple[RowSlice, ...] | None = None
     for partition in partitions:
         if parts is None:
@@ -103,17 +103,17 @@ _MOST_PARTS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Rows of a column slice that the same ranks hold: a table of its own on each of them."""
+    """Rows of a column slice that the same ranks hold; each rank holds them as a separate table."""
 
-    name: str  # Of that table, unique among all targets.
-    table: Table  # What it is a part of.
+    name: str  # Name of this separate table, unique among targets.
+    table: Table  # The whole table.
     cols: tuple[int, int]
-    # Its rows, one slice after the other, as row ranks. All rows of a table are one slice, and its
-    # own row r is then id r, not rank r.
+    # The target's rows as row ranks, slice by slice. If it has all rows of a table, its row r is
+    # id r instead of row rank r.
     parts: tuple[RowSlice, ...]
-    holders: tuple[int, ...]  # Ranks; more than one where the rows are replicated.
-    # Targets with equal names here are the other columns of the same rows, where row-wise Adagrad
-    # needs Σ g² of all of them; empty where it does not.
+    holders: tuple[int, ...]  # Ranks; several if the rows are replicated.
+    # Targets with equal `peers` have other columns of the same rows, which row-wise Adagrad needs
+    # for Σ g²; empty if there is no such need.
     peers: str = ""
 
     @property
@@ -123,26 +123,26 @@ class Target:
 
     @property
     def bases(self) -> tuple[int, ...]:
-        """Row of the target where each part begins."""
+        """First row in the target of each part."""
         return tuple(accumulate((part.count for part in self.parts), initial=0))[:-1]
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return self.cols[1] - self.cols[0]
 
     @property
     def by_id(self) -> bool:
-        """Whether its rows are ids: it has all rows of the table."""
+        """Whether the target's rows are ids, because it has all rows of the table."""
         return self.parts == (RowSlice(0, self.table.rows),)
 
     @property
     def replicated(self) -> bool:
-        """Whether several ranks hold it."""
+        """Whether several ranks hold the target."""
         return len(self.holders) > 1
 
     def holder_for(self, rank: int) -> int:
-        """Who serves a rank's samples: itself, if it has a copy."""
+        """Return the rank that serves a rank's samples: the same rank if it has a copy."""
         if rank in self.holders:
             return rank
         return self.holders[rank % len(self.holders)]
@@ -154,7 +154,7 @@ class ColumnSlice:
 
     cols: tuple[int, int]
     targets: tuple[Target, ...]
-    router: "Router | None" = None  # Which target has which row; None where one has all.
+    router: "Router | None" = None  # The target of each row; None if one target has all rows.
 
 
 def servers_of(plan: Plan) -> tuple[str, ...]:
@@ -167,9 +167,9 @@ def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()
     """Return the rank of each GPU and host.
 
     GPU i of N is rank ``i · world // N``. With fewer ranks than GPUs, neighbouring GPUs share a
-    rank. With more, some ranks have no rows and only contribute samples. What a host serves by
-    itself is served by the rank of its first GPU; `servers` are hosts that have ranks of their own,
-    the last ones, in this order.
+    rank. With more, some ranks have no rows and only contribute samples. Shards that a host serves
+    are on the rank of its first GPU. `servers` are hosts with separate ranks, which are the last
+    ranks, in this order.
     """
     world -= len(servers)
     if world < 1:
@@ -185,19 +185,19 @@ def ranks_of_devices(topology: Topology, world: int, servers: Sequence[str] = ()
 
 
 def holders_of(shard: Shard, ranks: Mapping[str, int]) -> tuple[int, ...]:
-    """Return the ranks that hold a shard, each once, in order."""
+    """Return the distinct ranks that hold a shard, ascending."""
     return tuple(sorted({ranks[device] for device in shard.devices}))
 
 
 def divide(
     plan: Plan, ranks: Mapping[str, int], optimizers: Mapping[str, OptimizerName]
 ) -> dict[str, tuple[ColumnSlice, ...]]:
-    """Return the column slices of each table, from left to right. A table without rows has none.
+    """Return the column slices of each table with rows, from left to right.
 
     Raises
     ------
     PlanMismatchError
-        If row-wise Adagrad would need gradients of columns that are partly replicated.
+        If a table with row-wise Adagrad has rows with only some columns replicated.
     """
     return {
         table.name: tuple(_divide_table(plan, table, ranks, optimizers[table.name]))
@@ -222,7 +222,7 @@ def _divide_table(
         held = {holders: joined(gathered[holders]) for holders in sorted(gathered)}
         if len(held) == 1:
             held = dict.fromkeys(held, (RowSlice(0, table.rows),))
-        if column_slices and column_slices[-1][1] == held:  # The same ranks hold these columns too.
+        if column_slices and column_slices[-1][1] == held:  # The same ranks hold these columns.
             column_slices[-1] = (column_slices[-1][0][0], cols[1]), held
         else:
             column_slices.append((cols, held))
@@ -242,7 +242,7 @@ def _aligned(
     column_slices: list[tuple[tuple[int, int], _Held]],
     shards: list[tuple[Shard, ...]],
 ) -> Iterator[ColumnSlice]:
-    """Targets that have the same rows in every column slice, so that their rows can be added up."""
+    """Yield column slices that all have the same row slices, so that Σ g² of rows can be added."""
     atoms = _common_slices(table, [held for _, held in column_slices], shards)
     placed = [(cols, [_holders(atom, held) for atom in atoms]) for cols, held in column_slices]
     for index, atom in enumerate(atoms):
@@ -273,7 +273,7 @@ def _common_slices(
 ) -> tuple[RowSlice, ...]:
     """Return the coarsest row slices that divide the rows of every column slice.
 
-    `shards` are by range of columns.
+    `shards` are grouped by range of columns.
     """
     atoms = refined([tuple(part for parts in one.values() for part in parts) for one in held])
     if not all(_ascending(atom, shards) for atom in atoms):
@@ -293,9 +293,9 @@ def _holders(atom: RowSlice, held: _Held) -> tuple[int, ...]:
 
 
 def _ascending(rows: RowSlice, shards: list[tuple[Shard, ...]]) -> bool:
-    """Return whether memory that is ordered by how rows are read has these rows in their own order.
+    """Return whether arenas, which sort rows by lookup kind, keep these rows in ascending order.
 
-    Only then do two ranks that hold different columns find the same rows in the same order.
+    Only then do ranks with different columns have the same rows in the same order.
     """
     for own in shards:
         met = sorted(

@@ -1,4 +1,4 @@
-"""What one rank holds, as a plan of its own."""
+"""Make the plan of one rank's part of a shared plan."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,19 +17,19 @@ _GPU, _HOST = "gpu:0", "host:0"
 
 @dataclass(frozen=True, slots=True)
 class LocalPlan:
-    """The plan of what a process holds, and where its shards come from."""
+    """The plan of one process, and the origin of its shards."""
 
     plan: Plan
-    # For each of its shards the number of the whole plan's shard, and the rows of that.
+    # For each local shard: the index of its shard in the whole plan, and its rows there.
     origins: tuple[tuple[int, RowSlice], ...]
 
 
 HeldShards = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, Shard]]]
-"""Shards and their numbers in the plan, by table and by the ranks that hold them."""
+"""Shards and their indices in the plan, by table and by holding ranks."""
 
 
 def shards_by_holders(plan: Plan, ranks: Mapping[str, int]) -> HeldShards:
-    """Return what each set of ranks holds of each table."""
+    """Group a plan's shards by table and by the ranks that hold them."""
     held: dict[tuple[str, tuple[int, ...]], list[tuple[int, Shard]]] = defaultdict(list)
     for number, shard in enumerate(plan.shards):
         held[shard.table, holders_of(shard, ranks)].append((number, shard))
@@ -44,10 +44,10 @@ def local_plan(
     optimizers: Mapping[str, OptimizerName],
     gpus: Sequence[Gpu],
 ) -> LocalPlan:
-    """Return the plan by which a process for `gpus` holds `targets`: one GPU and one host.
+    """Return a plan that holds `targets` on one GPU, which stands for all `gpus`, and one host.
 
-    Row-wise tables are in the order of their parts. Whole ones keep their row order. `features`
-    are those that read each target, by its name.
+    Targets with part of a table's rows have the order of their parts. Whole tables keep their row
+    order. `features` has the features that read each target, by its name.
     """
     tables: list[Table] = []
     local: list[tuple[Shard, tuple[int, RowSlice]]] = []
@@ -72,7 +72,7 @@ def local_plan(
 
 
 def _within(shard: Shard, target: Target) -> Iterator[tuple[Shard, RowSlice]]:
-    """Yield the parts of a shard within a target, in its rows and columns; and their rows."""
+    """Yield a shard's parts in a target, numbered by the target; and their original rows."""
     first, last = max(shard.cols[0], target.cols[0]), min(shard.cols[1], target.cols[1])
     if first >= last:
         return
@@ -100,13 +100,13 @@ def _share(rows: int, share: float, most: int, least: int) -> int:
 
 
 def _machine(topology: Topology, gpus: Sequence[Gpu]) -> Topology:
-    """Return one GPU with the memory of all that the rank stands for, and one host.
+    """Return a topology of one GPU, with the memory of all `gpus`, and one host.
 
-    Ranks of a host share its memory; that all of them fit was checked for the whole plan.
+    The host has all hosts' memory, as capacities were checked for the whole plan.
     """
     model = gpus[0] if gpus else topology.gpus[0]
     dram_bytes = sum(host.memory_bytes for host in topology.hosts)
-    # What a GPU's memory has of a plan, such as maps of rows, a host without one has in its own.
+    # A host without a GPU keeps in DRAM what others keep in HBM, such as row maps.
     hbm_bytes = sum(gpu.memory_bytes for gpu in gpus) if gpus else dram_bytes
     gpu = Gpu(_GPU, _HOST, hbm_bytes, model.hbm_bytes_per_s, model.launch_s)
     drives = [host.drive for host in topology.hosts if host.drive is not None]

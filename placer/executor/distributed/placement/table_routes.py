@@ -1,6 +1,6 @@
-"""From ids to who has their rows: for lookups, checkpoints and initial weights alike.
+"""Find the target and the row of each id, for lookups, checkpoints and initial weights.
 
-A rank holds a few numbers a slice for it, and the ids that a row order lists.
+Each rank keeps a few numbers per slice for this, and the ids that a row order lists.
 """
 
 import math
@@ -22,14 +22,14 @@ from placer.plan.plan import Plan
 from placer.tables import Table
 
 _LONGEST_PERIOD = 1 << 22
-"""Rows after which a mix of strides repeats: its table is held by each rank."""
+"""Longest period of a mix of strides, as each rank keeps a table of one period."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
     """A row order on the computing device; see `placer.plan.order.Ranks`."""
 
-    # The ids that the order lists, sorted, and their row ranks: int32 or int64.
+    # The listed ids, sorted, and their row ranks: int32 or int64.
     ascending: Tensor
     ranks: Tensor
 
@@ -41,7 +41,7 @@ class RankOrder:
         return cls(ascending.to(device, kind), ranks.to(device, kind))
 
     def ranks_of(self, ids: Tensor) -> Tensor:
-        """Row ranks of ids, int64. An id that is not listed follows all that are."""
+        """Return the row ranks of ids, int64. Unlisted ids follow all listed ids, in id order."""
         listed = self.ascending.numel()
         below = torch.searchsorted(self.ascending, ids.to(self.ascending.dtype))
         at = below.clamp(max=listed - 1)
@@ -51,18 +51,18 @@ class RankOrder:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Router:
-    """Which slice a row is of, and which row of it, where a column slice has several row slices.
+    """Maps each row of a column slice to one of several row slices, and to the row in its target.
 
-    A segment begins wherever a slice begins or ends. Within it the owners repeat: their
-    period is the least common multiple of the strides.
+    The starts and ends of slices divide rows into segments. Within a segment, owners repeat with a
+    period: the least common multiple of the strides.
     """
 
-    # Of each segment: its first row, the period of its owners, and where they start in `owners`.
+    # For each segment: its first row, the period of its owners, and their start in `owners`.
     segment_starts: Tensor
     periods: Tensor
     offsets: Tensor
-    owners: Tensor  # Slice of each row of a period, int32; −1 where there is none.
-    # Of each slice: row r is row ``bases + (r − starts) / steps`` of its target.
+    owners: Tensor  # Slice of each row of a period, int32; −1 for none.
+    # For each slice: row r is row ``bases + (r − starts) / steps`` of its target.
     starts: Tensor
     steps: Tensor
     bases: Tensor
@@ -72,8 +72,8 @@ class Router:
     def of(
         cls, rows: int, slices: Sequence[tuple[RowSlice, int, int]], device: torch.device
     ) -> "Router":
-        """Route rows by slices, each with its target and the target's row where it begins."""
-        # Rows that are dealt out in turn make one segment, the first and the last few included.
+        """Make a router from slices, each with its target and its first row in the target."""
+        # Slices of one stride make one segment, with their first and last few rows included.
         by_step: dict[int, list[RowSlice]] = defaultdict(list)
         for part, _, _ in slices:
             by_step[part.step].append(part)
@@ -124,7 +124,7 @@ class Router:
         )
 
     def slices_of(self, ranks: Tensor) -> Tensor:
-        """Return the number of the slice of each row rank, int64; −1 where there is none."""
+        """Return the index of the slice of each row rank, int64; −1 for none."""
         if self.periods.numel() == 1:
             return self.owners[(ranks % self.periods).long()].long()
         segment = (
@@ -135,7 +135,7 @@ class Router:
         return self.owners[(self.offsets[segment] + within).long()].long()
 
     def route(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        """Target of each row rank, and its row there; both int64, shape (n,)."""
+        """Return the target of each row rank, and its row there; both int64, shape (n,)."""
         owner = self.slices_of(ranks)
         local = self.bases[owner] + (ranks - self.starts[owner]) // self.steps[owner]
         return self.targets[owner].long(), local.long()
@@ -147,20 +147,20 @@ def _kind(rows: int) -> torch.dtype:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableRoutes:
-    """A table's column slices, from left to right, and its row order where it matters."""
+    """A table's column slices, from left to right, and its row order if routes depend on it."""
 
     table: Table
-    column_slices: tuple[ColumnSlice, ...]  # Those with the same row slices share their router.
-    order: RankOrder | None  # None where rows follow ids, or no column slice is divided by rows.
+    column_slices: tuple[ColumnSlice, ...]  # Equal row slices share a router.
+    order: RankOrder | None  # None if rows are in id order, or undivided.
 
     def route(self, ids: Tensor, columns: ColumnSlice) -> tuple[Tensor, Tensor]:
-        """Index of the target of each id, and its row there; both int64, shape (n,)."""
+        """Return the index of each id's target, and its row there; both int64, shape (n,)."""
         if columns.router is None:
             return torch.zeros_like(ids, dtype=torch.int64), ids.long()
         return columns.router.route(ids if self.order is None else self.order.ranks_of(ids))
 
     def places_by_rank(self, ids: Tensor) -> dict[int, Tensor]:
-        """Which of the ids each rank holds, some columns or all: their positions, ascending."""
+        """Return for each rank the ascending positions of ids with rows or columns on this rank."""
         found: dict[int, list[Tensor]] = defaultdict(list)
         for columns in self.column_slices:
             position, _ = self.route(ids, columns)
@@ -172,7 +172,7 @@ class TableRoutes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the routing tables that each rank holds for it."""
+        """Bytes of the table's routing maps on each rank."""
         # Column slices may share a router.
         parts = [self.order, *(columns.router for columns in self.column_slices)]
         return sum({id(t): t.nbytes for part in parts for t in tensors_of(part)}.values())
@@ -181,7 +181,7 @@ class TableRoutes:
 def table_routes(
     plan: Plan, division: Mapping[str, tuple[ColumnSlice, ...]], device: torch.device
 ) -> dict[str, TableRoutes]:
-    """Return the map of each table that has rows."""
+    """Return the routes of each table with rows."""
     return {
         name: _table_routes(plan, plan.tables_by_name[name], column_slices, device)
         for name, column_slices in division.items()
