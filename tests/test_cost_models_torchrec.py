@@ -89,10 +89,10 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
             blocks = even_blocks(table.rows, local) * 2
         if kind == "row" and len(gpus) > 1:
             sharding, ranks = "row_wise", list(range(len(gpus)))
-        elif kind == "table_row" and len(topology.hosts) > 1 and table.features[0].pooling == "sum":
-            # Two rows by rows on all ranks are the same plan as on the two of one host.
-            if table.rows > local:
-                sharding, ranks = "table_row_wise", draw(st.sampled_from([[0, 1], [2, 3]]))
+        is_sum = table.features[0].pooling == "sum"
+        # Two rows by rows on all ranks are the same plan as on the two ranks of a host.
+        if kind == "table_row" and len(topology.hosts) > 1 and is_sum and table.rows > local:
+            sharding, ranks = "table_row_wise", draw(st.sampled_from([[0, 1], [2, 3]]))
         if "row" in sharding:
             blocks = even_blocks(table.rows, len(ranks))
         if kind == "column":
