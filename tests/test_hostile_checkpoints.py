@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
@@ -58,6 +58,18 @@ def changed(folder: Path, change: Callable[[Metadata], Any]) -> None:
     metadata = pickle.loads(path.read_bytes())
     change(metadata)
     path.write_bytes(pickle.dumps(metadata))
+
+
+def test_members_of_an_enum_may_be_pickled_by_name(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by Python 3.11.0 to 3.11.3. Checkpoints that were saved there could not be read."""
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda one, _: (getattr, (type(one), one.name))
+    )
+    changed(saved, lambda _: None)
+    assert b"getattr" in (saved / ".metadata").read_bytes()
+    loads(saved)
 
 
 def test_metadata_sets_no_attribute_of_a_class(saved: Path) -> None:

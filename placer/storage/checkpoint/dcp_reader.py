@@ -50,6 +50,7 @@ _ADMITTED = {
     "torch.serialization": {"_get_layout"},
     f"{_DCP}.filesystem": {"_StorageInfo"},
     f"{_DCP}.metadata": set(_METADATA.split()),
+    "builtins": {"getattr"},  # Python 3.11.0 to 3.11.3 pickle members of an Enum by their names.
     # The path that the checkpoint was written to.
     "pathlib": _PATHS,
     "pathlib._local": _PATHS,
