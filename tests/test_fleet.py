@@ -54,7 +54,7 @@ def test_the_fleet_is_twenty_machines_with_what_is_assumed_of_them() -> None:
 def test_list_prices_are_of_known_gpus_and_have_a_source_with_a_date() -> None:
     assert LIST_PRICES.keys() <= GPU_KINDS.keys()
     for price in LIST_PRICES.values():
-        assert 0 < price.dollars_per_gpu_hour < 100
+        assert 0 < price.dollars_per_hour < 100
         assert "2025-11-30" in price.source or "2026-11-23" in price.source
 
 
@@ -85,16 +85,16 @@ def test_own_prices_come_first() -> None:
         ({"2xh100": 3.0, "h100": 2.5}, 3.0),
     ):
         price = price_of(topology, "2xh100", prices)
-        assert price.dollars_per_gpu_hour == pytest.approx(dollars)
+        assert price.dollars_per_hour == pytest.approx(dollars)
         assert bool(price.source) == (not prices)
     mixed = replace(topology, gpus=(topology.gpus[0], replace(topology.gpus[1], chip="gaudi3")))
     assert price_of(mixed, "mixed", {}) is None
     with_servers = Topology.parse("1xh100+2xcpu")
     assert price_of(with_servers, "1xh100+2xcpu", {}) is None
     price = price_of(with_servers, "1xh100+2xcpu", {"h100": 3.0, "cpu": 1.0})
-    assert price.dollars_per_gpu_hour == 5.0
+    assert price.dollars_per_hour == 5.0
     price = price_of(mixed, "mixed", {"gaudi3": 1.0})
-    assert price.dollars_per_gpu_hour == pytest.approx(7.88)
+    assert price.dollars_per_hour == pytest.approx(7.88)
 
 
 def test_a_machine_that_is_too_small_has_a_row_that_says_so() -> None:

@@ -333,9 +333,9 @@ CPU_SERVER = HostKind(
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars for one GPU and hour, including its part of the server."""
+    """Dollars an hour, of a whole machine or of one GPU with its part of the server."""
 
-    dollars_per_gpu_hour: float
+    dollars_per_hour: float
     source: str = ""  # Price list, server and date; empty for a user's own price.
 
 

@@ -139,7 +139,7 @@ def compare_row(
     """Return the row of a result; `cost` is the cost model's report of its plan, if any."""
     samples_per_s = problem.global_batch_size / result.step_time_s if result.step_time_s else None
     end, topology = result.termination, problem.topology
-    dollars = None if price is None else price.dollars_per_gpu_hour
+    dollars = None if price is None else price.dollars_per_hour
     known: dict[str, Any] = {
         "detail": "; ".join(
             f"{one.device} {'lack' if one.device.startswith('all ') else 'lacks'} "
@@ -300,7 +300,7 @@ def price_of(topology: Topology, name: str, prices: Mapping[str, float]) -> Pric
         if gpu.chip in prices:
             total += prices[gpu.chip]
         elif gpu.chip in LIST_PRICES:
-            total += LIST_PRICES[gpu.chip].dollars_per_gpu_hour
+            total += LIST_PRICES[gpu.chip].dollars_per_hour
             sources[LIST_PRICES[gpu.chip].source] = None
         else:
             return None

@@ -44,8 +44,8 @@ _BRANCHED_PLACES = 2000
 """Run branch and bound up to this many tables × GPUs."""
 
 _TINY_PLACES = 30
-"""Tables × GPUs up to which it is, too, where the gap is so large that something else may cause it:
-all plans are soon looked at."""
+"""Up to this many tables × GPUs, run it even at gaps that something outside the program may cause:
+it soon examines all plans."""
 
 _RELAXED_TABLES = 200
 """Beyond that, solve its first relaxation up to this many tables; GPUs hardly change its size."""
