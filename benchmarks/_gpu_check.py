@@ -10,8 +10,7 @@ from _gpu_model import Model, draw, gradients, make_plan
 from torch import Tensor
 
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
-from placer.pipeline import Pipeline
-from placer.plan.shard import Lookup
+from placer.plan.fields import Lookup, Pipeline
 
 _STEPS = 4
 _SHARE = 0.1

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from placer.executor import BagBatch
-from placer.pipeline import Pipeline
-from placer.plan.buffers import with_buffers
+from placer.plan.fields import Lookup, Memory, Pipeline, Shard
+from placer.plan.memory import with_buffers
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Memory, Shard
 from placer.profile.cdf import AccessCdf
 from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table

@@ -27,8 +27,8 @@ from _gpu_measure import (
 from _gpu_model import SKEWS, Batches, Model, Skew, dcnv2, draw, gradients, make_plan, shrunk
 from torch import Tensor
 
+from placer.plan.fields import Lookup
 from placer.plan.memory import device_memory
-from placer.plan.shard import Lookup
 
 HBM_SHARES = (1.0, 0.1, 0.015, 0.0, 0.25)
 """Shares of the rows."""

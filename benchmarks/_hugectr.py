@@ -8,7 +8,7 @@ hotness.
 from collections import defaultdict
 
 from placer.measurement import Case
-from placer.plan.buffers import slice_lookup_share
+from placer.plan.memory import slice_lookup_share
 
 
 def hugectr_units(case: Case, rho: float) -> float:

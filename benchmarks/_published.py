@@ -16,7 +16,7 @@ import yaml
 
 from placer import Feature, Problem, Profile, Table, TableProfile, Topology
 from placer.dense import DenseLayers
-from placer.pipeline import Pipeline
+from placer.plan.fields import Pipeline
 from placer.profile.cdf import zipf_cdf
 from placer.topology.presets import RESERVED_HBM_SHARE
 from placer.workloads import named_workload

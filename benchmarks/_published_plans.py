@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from placer import Plan, Problem, Profile, Shard, Table
-from placer.plan.shard import whole_table_shard
+from placer.plan.fields import whole_table_shard
 from solvers import solve
 
 Facts = Mapping[str, Any]

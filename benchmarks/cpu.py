@@ -38,9 +38,8 @@ from torch import Tensor, nn
 
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
 from placer.files import write_text
-from placer.plan.fields import RowOrder
+from placer.plan.fields import RowOrder, whole_table_shard
 from placer.plan.plan import Plan
-from placer.plan.shard import whole_table_shard
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology

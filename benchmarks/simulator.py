@@ -25,8 +25,8 @@ from cost_models import Roofline
 from cost_models.replay import StepTimer
 from cost_models.simulation import TimeSummary, replayed
 from placer import Plan, Problem, Topology
-from placer.plan.buffers import with_buffers
-from placer.plan.shard import Shard
+from placer.plan.fields import Shard
+from placer.plan.memory import with_buffers
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.training.reading import in_background

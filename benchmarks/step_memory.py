@@ -35,9 +35,9 @@ from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.distributed import input_exchange
 from placer.executor.memory import host_memory
 from placer.executor.memory.arena import TieredRows
-from placer.plan.buffers import with_buffers
+from placer.plan.fields import Shard
+from placer.plan.memory import with_buffers
 from placer.plan.peak_memory import peak_memory
-from placer.plan.shard import Shard
 from placer.profile.cdf import AccessCdf
 from placer.profile.table_profile import TableProfile
 from placer.topology.devices import Gpu, Host, Link

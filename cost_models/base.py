@@ -9,8 +9,8 @@ import numpy.typing as npt
 from cost_models.cost_report import CostReport
 from cost_models.schedule import ONE_PHASE, Schedule
 from placer.errors import PlanMismatchError
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.tables import ColdDType
 

@@ -54,7 +54,7 @@ from cost_models.step_equation.work import (
 )
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.placement.division import servers_of
-from placer.pipeline import PIPELINES, Pipeline
+from placer.plan.fields import PIPELINES, Pipeline
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from placer.constraints.constraints import Constraints as Constraints
     from placer.constraints.rules import TableRule as TableRule
     from placer.errors import PlacerError as PlacerError
+    from placer.plan.fields import Shard as Shard
     from placer.plan.plan import Plan as Plan
-    from placer.plan.shard import Shard as Shard
     from placer.problem import Problem as Problem
     from placer.profile.cdf import AccessCdf as AccessCdf
     from placer.profile.profile import Profile as Profile

@@ -13,15 +13,14 @@ from placer.constraints.rules import TableRule
 from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork, dense_memory
 from placer.errors import ProblemError
 from placer.growing.options import Growing
-from placer.pipeline import PIPELINES, Pipeline
 from placer.plan.drift import in_plan_order
+from placer.plan.fields import PIPELINES, Pipeline
 from placer.plan.plan import Plan
 from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
-from placer.summary import Summarized
 from placer.tables import COLD_DTYPES, DTYPE_BYTES, ColdDType, DType
 from placer.topology.topology import Topology
-from placer.units import format_bytes
+from placer.units import Summarized, format_bytes
 
 _ROWS_WITHOUT_ORDER = TableRule(forbid=frozenset(("split", "replicated")))
 

@@ -1,7 +1,9 @@
-"""Parse and format bytes, seconds, shares and prices: ``8GiB``, ``24 GB``, ``5min``."""
+"""Parse and format bytes, seconds, shares and prices (``8GiB``, ``5min``), and large values."""
 
+import html
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from placer.errors import PlacerError
@@ -162,3 +164,33 @@ def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
         if not 0 <= prices[name] < float("inf"):
             raise ValueError(f"of {name} must be at least 0, not {value}")
     return prices
+
+
+class Summarized(ABC):
+    """Base class of large values, which show only a few facts when printed.
+
+    >>> class Box(Summarized):
+    ...     def summary(self) -> dict[str, str]:
+    ...         return {"things": "3", "weight": "2 kg"}
+    >>> Box()
+    Box(things: 3, weight: 2 kg)
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def summary(self) -> dict[str, str]:
+        """Return the facts to show, as texts by name."""
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name}: {value}" for name, value in self.summary().items())
+        return f"{type(self).__name__}({facts})"
+
+    def _repr_html_(self) -> str:
+        """Return an HTML table of the facts. Notebooks call this."""
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
+            f"<td style='text-align:left'>{html.escape(value)}</td></tr>"
+            for name, value in self.summary().items()
+        )
+        return f"<table><caption>{type(self).__name__}</caption>{rows}</table>"

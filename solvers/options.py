@@ -17,7 +17,7 @@ from placer.data.layout import FORMATS
 from placer.data.options import POOLING, poolings_of
 from placer.executor.names import BACKENDS
 from placer.knobs import option
-from placer.pipeline import Pipeline
+from placer.plan.fields import Pipeline
 from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.units import parse_prices

@@ -11,8 +11,7 @@ from placer.errors import ProblemError
 from placer.plan.memory import Shortage
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.summary import Summarized
-from placer.units import format_seconds
+from placer.units import Summarized, format_seconds
 
 Reason = Literal["optimal", "feasible", "infeasible", "no_plan"]
 Limit = Literal["time", "steps", "stop"]

@@ -7,8 +7,8 @@ from typing import Any
 from plan_cases import roomy
 
 from placer import Plan, Problem, Profile, Shard, Table, TableProfile
-from placer.pipeline import PIPELINES
-from placer.plan.buffers import with_buffers
+from placer.plan.fields import PIPELINES
+from placer.plan.memory import with_buffers
 from placer.profile.cdf import AccessCdf
 from placer.tables import Feature
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from plan_cases import machine
 
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile
-from placer.plan.buffers import with_buffers
-from placer.plan.shard import Lookup
+from placer.plan.fields import Lookup
+from placer.plan.memory import with_buffers
 from placer.profile.counts import RowCounts
 from placer.topology.topology import Topology
 

@@ -13,8 +13,7 @@ from plan_cases import covers, machine, tables
 from safetensors.torch import load_file
 
 from placer import Plan, Table
-from placer.plan.fields import RowOrder
-from placer.plan.shard import Shard
+from placer.plan.fields import RowOrder, Shard
 from placer.storage import tensor_rows
 from placer.topology.topology import Topology
 from placer.training.checkpoint import Checkpoint, Position

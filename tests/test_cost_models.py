@@ -39,9 +39,8 @@ from cost_models import (
 from cost_models.roofline import EXECUTOR, Roofline
 from placer import Feature, Plan, Problem, Shard, TableProfile
 from placer.errors import PlacerError, PlanMismatchError
-from placer.plan.buffers import staging_buffer_bytes
-from placer.plan.memory import row_map_bytes
-from placer.plan.shard import Lookup
+from placer.plan.fields import Lookup
+from placer.plan.memory import row_map_bytes, staging_buffer_bytes
 from placer.plan.verify import violations
 from placer.tables import Table
 from solvers.model.build_plan import build_plan

@@ -41,14 +41,15 @@ from placer import (
 )
 from placer.constraints.rules import TableRule
 from placer.dense import DenseLayers
-from placer.plan.buffers import (
+from placer.plan.fields import Lookup
+from placer.plan.memory import (
+    ROW_CACHE_ENTRY_BYTES,
     STEPS_IN_FLIGHT,
+    device_memory,
     index_buffer_bytes,
     staged_rows,
     with_buffers,
 )
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
-from placer.plan.shard import Lookup
 from placer.plan.verify import violations
 from placer.tables import DType
 from placer.topology.devices import Drive

@@ -13,7 +13,7 @@ from cost_models.arenas import added_up, arena_loads, times_by_arena
 from cost_models.step_equation.phases import HOST, NAMES, ROWS, with_lanes
 from cost_models.step_equation.work import work_of
 from placer import Plan, Problem
-from placer.pipeline import PIPELINES
+from placer.plan.fields import PIPELINES
 from placer.workloads import named_workload
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement

@@ -18,7 +18,7 @@ from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.plan.fields import Provenance
 from placer.plan.origin import open_log_of, profile_of, save_with_profile
 from placer.profile.count import profile_log
-from placer.storage.run_state import Checkpoint, Position
+from placer.storage.manifest import Checkpoint, Position
 from placer.training.checkpoint import check_data, load, save
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train

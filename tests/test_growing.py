@@ -13,7 +13,7 @@ from shard_cases import STATE, checkpoint_of
 from placer import Plan, Table
 from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
 from placer.errors import PlanMismatchError
-from placer.executor.memory.initial_weights import initial_weights
+from placer.executor.memory.arena import initial_weights
 from placer.storage.tensor_rows import TensorRows
 from placer.training.checkpoint import load
 from placer.training.growing import counts, earlier_rows, grown

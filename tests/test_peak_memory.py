@@ -8,8 +8,7 @@ from problem_cases import counted_table, machine
 from placer import Plan, Profile, Shard
 from placer.dense import DenseLayers
 from placer.errors import ProblemError
-from placer.plan.buffers import index_buffer_bytes
-from placer.plan.memory import device_memory
+from placer.plan.memory import device_memory, index_buffer_bytes
 from placer.plan.peak_memory import (
     COMMUNICATOR_BYTES,
     COMMUNICATORS,

@@ -12,13 +12,14 @@ from safetensors.numpy import save_file
 
 from placer import Plan
 from placer.files import sha256_file
-from placer.plan.buffers import STEPS_IN_FLIGHT, index_buffer_bytes
 from placer.plan.file import json_schema
 from placer.plan.memory import (
     ENTRY_BYTES_PASSING,
     ROW_CACHE_ENTRY_BYTES,
     SORT_BYTES_PER_LOOKUP,
+    STEPS_IN_FLIGHT,
     device_memory,
+    index_buffer_bytes,
 )
 from placer.plan.verify import verify
 

@@ -14,12 +14,12 @@ from problem_cases import counted_table, problem_of, zipf_table
 from cost_models import Roofline, drawn_stream, simulate
 from placer import Plan, Profile, Shard, Table
 from placer.errors import TopologyError
-from placer.plan.buffers import slice_lookup_share
 from placer.plan.diff import diff
 from placer.plan.drift import assumed_even
 from placer.plan.fields import Provenance, RowOrder
+from placer.plan.memory import slice_lookup_share
 from placer.plan.migration import migration
-from placer.plan.order import Ranks, distinct
+from placer.plan.plan import Ranks, distinct
 from placer.topology.topology import Topology
 from solvers.report import plan_report
 

@@ -12,7 +12,7 @@ from simulator_cases import executor_rates, one_id_chunk, replay, simulated_rate
 from cost_models import Roofline
 from placer import Plan, Problem, Profile, Shard, Topology
 from placer.plan.fields import RowOrder
-from placer.plan.order import listed_ids, warm_members
+from placer.plan.plan import listed_ids, warm_members
 from placer.plan.verify import violations
 from placer.simulator.replay import ReplayOptions
 from solvers.model.build_plan import _warm_ids

@@ -10,7 +10,7 @@ import pytest
 from cost_models.step_equation.loads import slice_load
 from placer import Profile
 from placer.data.log import Bags
-from placer.plan.buffers import slice_unique
+from placer.plan.memory import slice_unique
 from placer.profile.count import AccessCounter
 from placer.profile.locality import LocalityCounter, WindowCounts, added
 from placer.profile.table_profile import TableProfile, UnknownIds

@@ -17,7 +17,7 @@ from placer.plan.serving import serving_plan
 from placer.profile.counts import RowCounts
 from placer.profile.table_profile import FeatureCounts
 from placer.storage.checkpoint import save_tables
-from placer.storage.run_state import Checkpoint, Position
+from placer.storage.manifest import Checkpoint, Position
 from placer.storage.serving import load_read_only
 from placer.storage.shards import write_shards
 

@@ -34,9 +34,8 @@ from placer import Feature, Plan, Problem, Profile, Shard, Table
 from placer.data.log import Chunk
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileError
 from placer.measurement import random_cases
-from placer.pipeline import PIPELINES, Pipeline
-from placer.plan.buffers import with_buffers
-from placer.plan.shard import Lookup
+from placer.plan.fields import PIPELINES, Lookup, Pipeline
+from placer.plan.memory import with_buffers
 from placer.profile.counts import RowCounts
 from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts

@@ -27,7 +27,7 @@ from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, TableProfi
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
-from placer.pipeline import PIPELINES
+from placer.plan.fields import PIPELINES
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
 from placer.workloads import named_workload

@@ -19,10 +19,10 @@ from cost_models import Roofline, ShardingOption
 from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
-from placer.pipeline import Pipeline
-from placer.plan.buffers import index_buffer_bytes
 from placer.plan.diff import diff
-from placer.plan.order import Ranks
+from placer.plan.fields import Pipeline
+from placer.plan.memory import index_buffer_bytes
+from placer.plan.plan import Ranks
 from placer.plan.verify import violations
 from placer.profile.counts import RowCounts
 from solvers import Limits, solve

@@ -16,7 +16,7 @@ from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, wi
 from cost_models import Roofline, ShardingOption
 from placer import Constraints, Problem, TableRule, Topology
 from placer.constraints.unmet import unmet
-from placer.plan.shard import Memory
+from placer.plan.fields import Memory
 from placer.plan.verify import verify
 from placer.units import format_bytes
 from solvers import Limits, Solver, SolveResult

@@ -37,9 +37,9 @@ from cost_models.sweep import (
 )
 from cost_models.sweep.run import CPU_BATCH
 from placer.errors import PlacerError, PlanMismatchError, ProblemError, TopologyError
+from placer.plan.fields import whole_table_shard
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import whole_table_shard
 from placer.plan.verify import violations
 from placer.problem import Problem
 from placer.topology.devices import Gpu, Host, Link

@@ -134,7 +134,7 @@ import resource, sys
 import torch
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
+from placer.plan.fields import Shard
 from placer.tables import Feature, Table
 from placer.topology.topology import Topology
 

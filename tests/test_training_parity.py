@@ -7,11 +7,11 @@ import torch
 from fast_and_full import combinations
 from training_cases import QUICK, plan_for, small_log
 
-import placer.training.parity as parity
+import placer.training.pilot as parity
 from placer.errors import PlanMismatchError
 from placer.executor import UnplacedEmbeddings
 from placer.tables import OptimizerName
-from placer.training.parity import ParityResult, compare_training
+from placer.training.pilot import ParityResult, compare_training
 
 LOG = small_log(960)
 

@@ -16,7 +16,7 @@ from placer.errors import DataError
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
-from placer.training.parity import compare_training
+from placer.training.pilot import compare_training
 from placer.training.reading import batches, labelled
 
 LOG = small_log(1600)

@@ -12,7 +12,7 @@ from placer.data.reader import open_log
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
-from placer.training.parity import compare_training
+from placer.training.pilot import compare_training
 from placer.training.reading import batches
 
 pytestmark = pytest.mark.real

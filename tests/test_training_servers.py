@@ -19,8 +19,8 @@ from training_cases import losses_of
 from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trained_alone, trains
 
 from placer.errors import PlacerError
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import TrainResult, train

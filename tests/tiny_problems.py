@@ -12,7 +12,7 @@ from cost_models import Roofline
 from placer import AccessCdf, Constraints, Feature, Problem, Table, TableProfile, TableRule
 from placer.constraints.rules import Kind
 from placer.errors import ProblemError
-from placer.pipeline import PIPELINES
+from placer.plan.fields import PIPELINES
 from placer.profile.counts import RowCounts
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.devices import Host, Link

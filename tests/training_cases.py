@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from placer.data.log import Bags, Chunk, Log, slice_chunk
-from placer.plan.fields import RowOrder
+from placer.plan.fields import RowOrder, Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology

@@ -16,8 +16,8 @@ from expand import HERE
 
 from placer import Plan, Problem, Shard
 from placer.files import write_bytes, write_text
-from placer.plan.buffers import with_buffers
 from placer.plan.fields import Provenance, SolverRecord
+from placer.plan.memory import with_buffers
 
 PLANS = HERE / "plans"
 _USUAL = {"cache_rows": 0}

@@ -32,7 +32,7 @@ from cost_models.step_equation.phases import (
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.errors import PlacerError
 from placer.files import SEAL, sealed, write_text
-from placer.pipeline import Pipeline
+from placer.plan.fields import Pipeline
 from placer.problem import Problem
 from placer.read_files import LimitError, read_json
 from placer.tables import OPTIMIZERS, Table

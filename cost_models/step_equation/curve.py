@@ -16,14 +16,15 @@ from cost_models.step_equation.phases import (
     with_lanes,
 )
 from cost_models.step_equation.work import Extras, drive_row_s, exchange_of, works_anywhere
-from placer.plan.buffers import (
+from placer.plan.fields import Lookup, Memory, Shard
+from placer.plan.memory import (
+    ROW_CACHE_ENTRY_BYTES,
     exchange_buffer_bytes,
     index_buffer_bytes,
     output_vectors,
+    row_map_bytes,
     staging_buffer_bytes,
 )
-from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, row_map_bytes
-from placer.plan.shard import Lookup, Memory, Shard
 from placer.problem import Problem
 
 

@@ -56,10 +56,9 @@ from cost_models.step_equation.work import (
     only_link,
     work_of,
 )
-from placer.plan.buffers import output_vectors, with_buffers
-from placer.plan.memory import device_memory, home_of
+from placer.plan.fields import Shard
+from placer.plan.memory import device_memory, home_of, output_vectors, with_buffers
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.problem import Problem
 
 _SHARES = lookup_shares()
@@ -158,7 +157,7 @@ class StepEquation(CostModel, ABC):
     def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
     ) -> Shard:
-        """Return a shard sized by `placer.plan.buffers`. See `CostModel.with_buffers`."""
+        """Return a shard sized by `placer.plan.memory`. See `CostModel.with_buffers`."""
         samples = problem.global_batch_size // len(shard.devices)
         anywhere = replace(shard, devices=())
         profile, ahead = problem.profile.tables[table], problem.pipeline == "look-ahead"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from placer.plan.buffers import STEPS_IN_FLIGHT, output_vectors, slice_members
+from placer.plan.memory import STEPS_IN_FLIGHT, output_vectors, slice_members
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from cost_models.base import Float
 from cost_models.schedule import Schedule, SharedLane
-from placer.pipeline import PIPELINES, Pipeline
+from placer.plan.fields import PIPELINES, Pipeline
 from placer.problem import Problem
 
 ReadKind = Literal["device", "staged", "uva", "host", "hit", "miss"]

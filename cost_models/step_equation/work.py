@@ -36,9 +36,9 @@ from cost_models.step_equation.phases import (
     read_matrix,
 )
 from placer.errors import PlanMismatchError
-from placer.plan.buffers import cache_slices, output_vectors
+from placer.plan.fields import Shard
+from placer.plan.memory import cache_slices, output_vectors
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
 from placer.tables import DTYPE_BYTES

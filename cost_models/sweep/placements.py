@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from cost_models import CostModel
+from placer.plan.fields import Lookup, Memory, Shard, whole_table_shard
 from placer.plan.memory import Shortage, cache_bytes, device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Memory, Shard, whole_table_shard
 from placer.problem import Problem
 from placer.tables import Table
 

@@ -36,8 +36,8 @@ from torchrec.optim import RowWiseAdagrad
 from cost_models.base import CostCurve
 from placer.adapters.torchrec.sharding import Block, Kernel, Sharding, ShardingType, even_blocks
 from placer.errors import ProblemError, TopologyError
+from placer.plan.fields import Shard
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, cache_bytes
-from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
 from placer.tables import DType, Table

@@ -28,9 +28,9 @@ from placer.adapters.torchrec.sharding import (
     sharding_of,
 )
 from placer.errors import BackendError, PlanMismatchError, ProblemError
+from placer.plan.fields import Shard
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table

@@ -11,8 +11,8 @@ of HugeCTR 23 (`split_column_wise_sharding_config`, embedding_collection.cpp).
 from typing import Any, TypedDict
 
 from placer.errors import PlanMismatchError
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.plan.verify import refuse_growing, verify
 from placer.tables import Table
 

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from placer.config_file import StrictModel, read_file
 from placer.constraints.rules import Kind, TableRule
 from placer.errors import ProblemError
-from placer.plan.shard import Memory
+from placer.plan.fields import Memory
 from placer.topology.file import Size
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from placer.errors import ProblemError
-from placer.plan.shard import Memory
+from placer.plan.fields import Memory
 
 Kind = Literal[
     "row-wise", "column-wise", "replicated", "split", "staged", "uva", "host", "cached",

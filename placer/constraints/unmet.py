@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import KINDS, Kind, TableRule
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.plan.verify import Violation
 
 _NOT_WHOLE: tuple[Kind, ...] = ("row-wise", "column-wise", "replicated")

@@ -12,7 +12,7 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
-from placer.executor.memory.initial_weights import weights_of_keys
+from placer.executor.memory.arena import weights_of_keys
 from placer.growing.key_map import KeyMap
 from placer.growing.options import Growing, Int, KeyCounts
 from placer.tables import Table

@@ -10,11 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from placer.executor.memory.arena import TORCH_DTYPES
-from placer.executor.memory.initial_weights import CHUNK_ROWS, initial_weights
+from placer.executor.memory.arena import CHUNK_ROWS, TORCH_DTYPES, initial_weights
 from placer.executor.tensor_names import tensor_shape
-from placer.plan.order import Int
-from placer.plan.plan import Plan
+from placer.plan.plan import Int, Plan
 from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 
 ReadRows = Callable[[int, int], Tensor]

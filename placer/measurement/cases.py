@@ -10,9 +10,9 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from placer.errors import DataError
-from placer.plan.buffers import with_buffers
+from placer.plan.fields import Lookup, Memory, Shard
+from placer.plan.memory import with_buffers
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile

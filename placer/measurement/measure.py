@@ -30,8 +30,7 @@ from placer.executor import (
     look_ahead,
 )
 from placer.measurement.times import Effort, Measured, Setting
-from placer.plan.order import Ranks
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, Ranks
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.tables import Feature

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import PlanError, PlanMismatchError
+from placer.plan.fields import Memory, Shard
 from placer.plan.memory import drive_of, home_of
-from placer.plan.order import Ranks, distinct
-from placer.plan.plan import Plan
-from placer.plan.shard import Memory, Shard
+from placer.plan.plan import Plan, Ranks, distinct
 from placer.plan.verify import check_shards
 
 Int = npt.NDArray[np.int64]

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from placer.plan.order import Ranks, distinct
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, Ranks, distinct
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile

@@ -33,9 +33,7 @@ from placer.files import (
     write_text,
 )
 from placer.growing.options import Growing
-from placer.pipeline import Pipeline
-from placer.plan.fields import SCHEMA_VERSION, Provenance, RowOrder, SolverRecord
-from placer.plan.shard import Shard
+from placer.plan.fields import SCHEMA_VERSION, Pipeline, Provenance, RowOrder, Shard, SolverRecord
 from placer.read_files import LimitError, read_json
 from placer.tables import ColdDType, Count, DType, Table
 from placer.topology.devices import Drive, Gpu, Host, Link, Rate

@@ -14,14 +14,16 @@ from typing import Literal
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.dense.network import pass_bytes
 from placer.errors import ProblemError
-from placer.plan.buffers import (
+from placer.plan.memory import (
+    ENTRY_BYTES_HELD,
+    ENTRY_BYTES_PASSING,
     INDEX_BYTES_HELD_PER_LOOKUP,
     STEPS_IN_FLIGHT,
     SUM_BYTES_PER_LOOKUP_AND_COLUMN,
+    device_memory,
     output_vectors,
     slice_lookup_share,
 )
-from placer.plan.memory import ENTRY_BYTES_HELD, ENTRY_BYTES_PASSING, device_memory
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 

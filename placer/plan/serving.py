@@ -6,9 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import ProblemError
-from placer.plan.fields import RowOrder
+from placer.plan.fields import RowOrder, Shard, whole_table_shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard, whole_table_shard
 from placer.plan.verify import verify
 from placer.profile.profile import Profile
 from placer.tables import DTYPE_BYTES, Table

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 
 from placer.errors import CapacityError, PlanError, PlanMismatchError
+from placer.plan.fields import Shard
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.units import format_bytes
 

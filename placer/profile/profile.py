@@ -17,9 +17,8 @@ from placer.data.files.stores import uri_of
 from placer.errors import ProfileError
 from placer.profile.locality import added
 from placer.profile.table_profile import TableProfile
-from placer.summary import Summarized
 from placer.tables import DType, OptimizerName, Pooling
-from placer.units import format_bytes
+from placer.units import Summarized, format_bytes
 
 if TYPE_CHECKING:
     from placer.data.encoding import Encoding

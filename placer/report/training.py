@@ -12,8 +12,7 @@ if TYPE_CHECKING:  # They import torch, and every command imports this.
     from placer.executor.local.hit_rates import HitRates
     from placer.growing.options import KeyCounts
     from placer.training.loop import TrainResult
-    from placer.training.parity import ParityResult
-    from placer.training.pilot import Candidate
+    from placer.training.pilot import Candidate, ParityResult
     from placer.training.trace import TraceSummary
 
 

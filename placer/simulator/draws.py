@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from placer.data.log import Bags, Chunk
 from placer.errors import ProfileError
-from placer.plan.order import Ranks
+from placer.plan.plan import Ranks
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.tables import Feature

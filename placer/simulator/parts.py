@@ -35,9 +35,8 @@ from placer.executor.memory.arena_order import (
     SlicedColumns,
     slice_columns,
 )
-from placer.plan.order import knows_hot_rows, warm_members
-from placer.plan.plan import Plan
-from placer.plan.shard import Lookup
+from placer.plan.fields import Lookup
+from placer.plan.plan import Plan, knows_hot_rows, warm_members
 from placer.plan.verify import violations
 
 
@@ -63,7 +62,7 @@ class Part:
     weight_bytes: int
     row_bytes: int
     slot: int = -1  # First slot in the arena's row cache; −1 without one.
-    # Rows that its cache holds at first, from `placer.plan.order.warm_members`.
+    # Rows that its cache holds at first, from `placer.plan.plan.warm_members`.
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
     is_ordered: bool = True  # Whether the plan says which rows are hot.
 

@@ -17,8 +17,8 @@ import torch
 
 from placer.data.log import Bags, Chunk
 from placer.errors import PlacerError, PlanMismatchError
+from placer.executor.memory.layout import SlotRange
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.slot_range import SlotRange
 from placer.executor.names import Policy
 from placer.growing import KeyCounts, KeyMap
 from placer.growing.key_map import parts_of

@@ -13,7 +13,7 @@ from placer.data.log import Bags
 from placer.errors import DataError
 from placer.executor.distributed.placement.division import RowSlice
 from placer.executor.distributed.placement.table_routes import Router
-from placer.plan.order import Ranks
+from placer.plan.plan import Ranks
 from placer.simulator.counts import Int
 from placer.simulator.parts import Arrangement
 

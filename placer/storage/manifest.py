@@ -1,15 +1,21 @@
-"""Write and check manifests: JSON files that list a folder's files, their sizes and SHA-256."""
+"""Describe a checkpoint, and its manifest: JSON that lists files, their sizes and SHA-256."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from placer.errors import CheckpointError
 from placer.files import SEAL, HashedFile, sealed, sha256_file
+from placer.growing.options import Growing
 from placer.read_files import LimitError, read_json
+from placer.tables import Table
+
+if TYPE_CHECKING:
+    from placer.storage.tensor_rows import AnyTensor
 
 
 class Strict(BaseModel):
@@ -88,3 +94,55 @@ def check_sha256(path: Path, sha256: str, manifest: str, advice: str) -> None:
         raise CheckpointError(
             f"{path} was altered: its SHA-256 is not the one that {manifest} lists; {advice}"
         )
+
+
+WEIGHTS, STATES, KEYS = "embeddings", "embedding_optimizer", "key_maps"
+"""Groups of tensors in a checkpoint: ``<table>.weight``, ``<table>.<name of the state>``, and the
+key maps of tables that grow."""
+
+
+def table_settings(tables: Iterable[Table]) -> dict[str, Any]:
+    """Return the part of a run's settings that describes its tables."""
+    return {
+        table.name: {
+            "rows": table.rows,
+            "dim": table.dim,
+            "dtype": table.dtype,
+            "optimizer": table.optimizer,
+            "features": [[feature.name, feature.pooling] for feature in table.features],
+        }
+        for table in tables
+    }
+
+
+def growing_settings(growing: Mapping[str, Growing]) -> dict[str, Any]:
+    """Return a run's settings of tables that grow, which a resumed run must keep."""
+    return {
+        name: {"capacity": how.capacity, "admission": how.admission}
+        for name, how in growing.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a run has trained."""
+
+    step: int = 0  # Steps taken.
+    epoch: int = 0  # Complete passes over the log.
+    samples: int = 0  # Samples read in the current pass, held-out ones included.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """Everything that a run needs to continue."""
+
+    position: Position
+    # Settings that a resumed run must keep, by name: the model's shape, the batch size, …
+    settings: Mapping[str, Any]
+    # Tensors by group and name, in memory or to be read in rows. To save, only tensors that are
+    # equal in all processes; when read, also those of tables. Names of groups have no dot.
+    tensors: Mapping[str, Mapping[str, "AnyTensor"]]
+    # What identifies the log; empty if unknown.
+    data: Mapping[str, Any] = field(default_factory=dict)
+    # Hash that identifies the checkpoint's files; empty if it was not read from files.
+    sha256: str = ""

@@ -19,7 +19,7 @@ from placer.plan.verify import refuse_growing
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.models import TABLES
 from placer.storage.checkpoint.table_blocks import NamedTables, SavedTables
-from placer.storage.run_state import WEIGHTS
+from placer.storage.manifest import WEIGHTS
 from placer.storage.shards.shard_folder import MANIFEST, checkpoint_of_shards, open_shards
 from placer.storage.tensor_rows import AnyTensor, TensorRows, chunk_rows, open_safetensors
 

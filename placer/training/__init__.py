@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from placer.training.loop import train as train
     from placer.training.metrics import MetricLog as MetricLog
     from placer.training.metrics import metric_logs as metric_logs
-    from placer.training.parity import ParityResult as ParityResult
-    from placer.training.parity import compare_training as compare_training
+    from placer.training.pilot import ParityResult as ParityResult
+    from placer.training.pilot import compare_training as compare_training
     from placer.training.run import Progress as Progress
     from placer.training.trace import PhaseTime as PhaseTime
     from placer.training.trace import TraceSummary as TraceSummary

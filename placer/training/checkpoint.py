@@ -33,14 +33,15 @@ from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.table_blocks import Name, SavedTables
 from placer.storage.manifest import (
+    Checkpoint,
     Manifest,
+    Position,
     Strict,
     check_sha256,
     check_size,
     read_manifest,
     write_manifest,
 )
-from placer.storage.run_state import Checkpoint, Position
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import ALONE, Ranks
 

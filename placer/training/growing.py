@@ -12,12 +12,11 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.id_order import rows_from, tensors_of
 from placer.executor.tensor_names import UPDATES
 from placer.growing.key_map import KeyMap, Resized
-from placer.plan.order import Int
 from placer.plan.origin import profile_of
-from placer.plan.plan import Plan
+from placer.plan.plan import Int, Plan
 from placer.plan.verify import refuse_growing, verify
 from placer.read_files import open_file
-from placer.storage.run_state import (
+from placer.storage.manifest import (
     KEYS,
     STATES,
     WEIGHTS,

@@ -23,7 +23,7 @@ from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
 from placer.storage.checkpoint.table_blocks import SavedTables
-from placer.storage.run_state import (
+from placer.storage.manifest import (
     KEYS,
     STATES,
     WEIGHTS,

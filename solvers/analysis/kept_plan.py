@@ -17,11 +17,9 @@ from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError
 from placer.plan.diff import shared_bytes
-from placer.plan.fields import RowOrder
+from placer.plan.fields import RowOrder, Shard
 from placer.plan.memory import home_of
-from placer.plan.order import Ranks, distinct, listed_ids
-from placer.plan.plan import Plan
-from placer.plan.shard import Shard
+from placer.plan.plan import Plan, Ranks, distinct, listed_ids
 from placer.plan.verify import violations
 from placer.problem import Problem
 from placer.profile.counts import RowCounts

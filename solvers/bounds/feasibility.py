@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from placer.plan.fields import Memory
 from placer.plan.memory import Shortage, drive_of, home_of, key_map_bytes
-from placer.plan.shard import Memory
 from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
 from placer.tables import ColdDType

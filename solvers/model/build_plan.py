@@ -7,10 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.plan.drift import SPREAD_EVENLY
-from placer.plan.fields import RowOrder
+from placer.plan.fields import Lookup, Memory, RowOrder, Shard
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Memory, Shard
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement, TableShard
 from solvers.model.knapsack import costs_of

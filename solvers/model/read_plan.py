@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from cost_models import IN_DRAM, Cold, ShardingOption, TableShard, shards_of
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
 from solvers.model.drive_rows import at_drive_share

@@ -10,7 +10,7 @@ from placer.data.encoded import EncodedLog
 from placer.data.files.stores import shown
 from placer.data.options import LogOptions
 from placer.errors import BackendError
-from placer.plan.buffers import exchange_buffer_bytes, index_buffer_bytes
+from placer.plan.memory import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem

@@ -13,9 +13,9 @@ from cost_models.cost_report import GpuCost, HostCost
 from placer.constraints.unmet import kinds_of
 from placer.dense import DenseLayers
 from placer.plan.drift import even_words
+from placer.plan.fields import Memory, Shard
 from placer.plan.memory import MemoryUse, device_memory, record_bytes
 from placer.plan.plan import Plan
-from placer.plan.shard import Memory, Shard
 from placer.problem import Problem
 from placer.profile.profile import Profile
 from placer.report import section as form

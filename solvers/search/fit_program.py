@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
+from placer.plan.fields import Memory, Shard
 from placer.plan.memory import record_bytes
-from placer.plan.shard import Memory, Shard
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from placer import Plan, Shard, Table, apply_plan, remove_plan
 from placer.adapters.pytorch import models
-from placer.executor.memory.initial_weights import CHUNK_ROWS
+from placer.executor.memory.arena import CHUNK_ROWS
 
 ROWS, DIM = 2 * CHUNK_ROWS + 100, 4
 

@@ -25,7 +25,7 @@ from placer.plan import file as plan_file
 from placer.plan.fields import RowOrder
 from placer.profile.count import profile_log
 from placer.storage.checkpoint import load_model, save_model
-from placer.storage.run_state import Checkpoint, Position
+from placer.storage.manifest import Checkpoint, Position
 from placer.storage.shards import open_shards, reshard, write_shards, write_tables
 from placer.training import checkpoint
 from placer.training.trace import _export

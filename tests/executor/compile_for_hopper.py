@@ -28,9 +28,8 @@ from placer.executor.device_keys import BLOCK, WARPS
 from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.directory import Moves
-from placer.executor.memory.layout import ArenaKey, ArenaSpec
+from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.slot_range import SlotRange
 from placer.executor.names import Policy
 from placer.executor.optimizers.rule import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName

@@ -11,9 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.executor.lookups.steps import PreparedBatch
-from placer.plan.fields import RowOrder
+from placer.plan.fields import Lookup, Memory, RowOrder, Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Memory, Shard
 from placer.tables import Feature, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology

@@ -32,8 +32,8 @@ from placer.executor.cold.cold_store import ColdStore, HostRecords, StoredRows
 from placer.executor.cold.drive import DriveRecords
 from placer.executor.cold.records import Records
 from placer.executor.memory.arena_order import has_records
+from placer.plan.fields import Lookup, Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard
 from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS, ColdDType, Feature, OptimizerName, Table
 

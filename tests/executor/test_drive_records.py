@@ -18,10 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from placer.errors import PlacerError
-from placer.executor.cold.block_file import BlockFile
 from placer.executor.cold.block_queue import DEPTH, READ, BlockQueue
-from placer.executor.cold.drive import DriveRecords
-from placer.executor.cold.kept_blocks import KeptBlocks
+from placer.executor.cold.drive import BlockFile, DriveRecords, KeptBlocks
 
 BLOCK = 4096
 

@@ -20,9 +20,8 @@ from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, Window
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.arena_order import ArenaKey
-from placer.executor.memory.layout import ArenaSpec, lay_out
+from placer.executor.memory.layout import ArenaSpec, SlotRange, lay_out
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.memory.slot_range import SlotRange
 from placer.executor.optimizers.rule import Rule
 
 FAR = 2**32

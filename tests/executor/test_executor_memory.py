@@ -16,15 +16,16 @@ from placer import AccessCdf, Feature, Plan, Table, TableProfile
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.lookups.batch_reads import tensors_of
 from placer.executor.lookups.steps import CHUNK
-from placer.plan.buffers import (
+from placer.plan.fields import Lookup, RowOrder, Shard
+from placer.plan.memory import (
+    ENTRY_BYTES_PASSING,
     INDEX_BYTES_HELD_PER_LOOKUP,
     INDEX_BYTES_PASSING_PER_LOOKUP,
+    SORT_BYTES_PER_LOOKUP,
     SUM_BYTES_PER_LOOKUP_AND_COLUMN,
+    device_memory,
     with_buffers,
 )
-from placer.plan.fields import RowOrder
-from placer.plan.memory import ENTRY_BYTES_PASSING, SORT_BYTES_PER_LOOKUP, device_memory
-from placer.plan.shard import Lookup, Shard
 from placer.profile.counts import RowCounts
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from placer.executor.memory.directory import RowCacheStats
+from placer.executor.memory.layout import SlotRange
 from placer.executor.memory.row_cache import (
     DECAY,
     EXPECTED_LOOKUPS,
     Policy,
     RowCache,
 )
-from placer.executor.memory.slot_range import SlotRange
 
 CPU = torch.device("cpu")
 SENTINEL = torch.iinfo(torch.int64).max  # No row has this slot.

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.tables import Feature, Table
 
 BACKENDS = ["tiered", "triton"]

@@ -19,7 +19,7 @@ from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.storage.checkpoint.dcp_reader import read_tensors
-from placer.storage.run_state import Checkpoint, Position
+from placer.storage.manifest import Checkpoint, Position
 from placer.storage.shards import open_shards, write_shards
 from placer.training import checkpoint
 

@@ -27,7 +27,7 @@ from placer.storage.shards import write_shards, write_tables
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
-from placer.training.parity import compare_training
+from placer.training.pilot import compare_training
 from placer.training.reading import batches
 
 

@@ -20,7 +20,7 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyMap
 from placer.growing.options import Eviction
 from placer.plan.plan import Plan
-from placer.storage.run_state import Checkpoint
+from placer.storage.manifest import Checkpoint
 from placer.storage.shards.table_files import keys_of
 from placer.tables import OPTIMIZERS, OptimizerName
 from placer.training.checkpoint import load, open_checkpoint

@@ -28,8 +28,7 @@ from placer.executor.distributed.serving import Serve, Served, combine
 from placer.executor.distributed.sharded_batch import spans
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.lookups.batch_reads import FeatureRead, feature_reads
-from placer.plan.order import Ranks
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, Ranks
 
 T = TypeVar("T")
 HOST = torch.device("cpu")

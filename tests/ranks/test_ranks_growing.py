@@ -22,7 +22,7 @@ from placer.growing.key_map import parts_of
 from placer.growing.options import Int
 from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model
-from placer.storage.run_state import Checkpoint, Position
+from placer.storage.manifest import Checkpoint, Position
 from placer.storage.shards import table_files
 from placer.storage.tensor_rows import TensorRows
 from placer.tables import OPTIMIZERS

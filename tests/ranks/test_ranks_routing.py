@@ -26,8 +26,7 @@ from placer.executor.distributed.placement.division import (
 from placer.executor.distributed.placement.local_plans import local_plan
 from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import feature_reads
-from placer.plan.order import Ranks
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, Ranks
 from placer.plan.verify import violations
 from placer.tables import OPTIMIZERS
 

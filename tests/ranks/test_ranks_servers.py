@@ -28,8 +28,8 @@ from placer.errors import DataError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead, make_embeddings
 from placer.executor.distributed import serve_tables
 from placer.growing import Growing
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.plan.verify import verify
 from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS

@@ -9,8 +9,8 @@ from ranks_cases import sharded, table_with
 from ranks_launcher import Job, Outcomes, run
 from shard_cases import checkpoint_of
 
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.storage.shards import load_shards, write_shards
 
 CASES = ("host", "split 50%", "grid", "crossing cuts", "replicas")

@@ -12,8 +12,7 @@ from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
 from placer.growing import KeyCounts
-from placer.summary import Summarized
-from placer.units import listed
+from placer.units import Summarized, listed
 
 LR, EPS = "lr", "eps"
 """Names of a table's constants in a state dict, after ``<table>.``."""

@@ -17,7 +17,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from placer.adapters.torchrec.sharding import Part
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.placement.table_routes import RankOrder
-from placer.plan.order import Ranks
+from placer.plan.plan import Ranks
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
 
 DTYPES: dict[Any, DType] = {

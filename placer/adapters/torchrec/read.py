@@ -8,10 +8,9 @@ from placer.adapters.torchrec.export import require_torchrec
 from placer.adapters.torchrec.sharding import Part, sharding_of
 from placer.adapters.torchrec.split import split_tables_of
 from placer.errors import PlanMismatchError
-from placer.plan.buffers import buffered
-from placer.plan.fields import RowOrder, SolverRecord
+from placer.plan.fields import Lookup, RowOrder, Shard, SolverRecord
+from placer.plan.memory import buffered
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard
 from placer.profile.profile import Profile
 from placer.tables import OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link

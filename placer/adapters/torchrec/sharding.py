@@ -17,8 +17,8 @@ from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from placer.errors import PlanMismatchError
+from placer.plan.fields import Lookup, Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Shard
 from placer.tables import Table
 from placer.topology.topology import Topology
 

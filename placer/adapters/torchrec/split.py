@@ -14,8 +14,7 @@ from torch.distributed.tensor import DTensor
 from placer.adapters.torchrec.export import require_torchrec
 from placer.adapters.torchrec.sharding import Part, Staged, parts_of
 from placer.errors import CheckpointError, PlanMismatchError
-from placer.plan.order import Ranks
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, Ranks
 
 _KEY = re.compile(
     r"(?P<path>.*?)placed_tables\.(?P<kind>embedding_bags|embeddings)\."

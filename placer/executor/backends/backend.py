@@ -12,9 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from placer.executor.backends.cold_rows import exchange_records, note_in_place
-from placer.executor.backends.faults import Faults
-from placer.executor.backends.host_pooling import HostPooling
+from placer.executor.backends.host_pooling import HostPooling, exchange_records, note_in_place
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
@@ -26,7 +24,7 @@ from placer.executor.backends.torch_kernels import (
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.local.hit_rates import LookupCounts
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.lookups.batch_reads import ArenaReads, FeatureRead, keep_until_used
+from placer.executor.lookups.batch_reads import ArenaReads, Faults, FeatureRead, keep_until_used
 from placer.executor.lookups.steps import ArenaStep, Moved, Runs, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
 from placer.executor.memory.directory import Moves

@@ -1,24 +1,27 @@
-"""Pool and update rows of lookup kind ``host`` on the CPU, beside a device with the other rows.
+"""Pool and update rows of lookup kind ``host`` on the CPU, and move rows that are records.
 
 For large bags, sums are fewer bytes on the link than rows. In each step the device waits for the
 host's sums, and the host for the device's gradients.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from placer.executor.cold.cold_store import ColdStore
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.steps import ArenaStep, HostReads
+from placer.executor.lookups.steps import ArenaStep, HostReads, Ticket, Window
 from placer.executor.memory.arena import Arena, TieredRows
+from placer.executor.memory.directory import Moves
 from placer.executor.optimizers.rule import Rule
 from placer.executor.streams import on_host, recorded, start_copy
 
 if TYPE_CHECKING:
     from placer.executor.backends.backend import Backend
+
 
 _BAGS = 1 << 14
 """Bags that are sent at once, so that the device needs no copy of all sums or gradients."""
@@ -124,3 +127,31 @@ def _host_arena(arena: Arena) -> Arena:
 
     state = None if arena.state is None else rows(arena.state)
     return Arena(arena.spec, rows(arena.weights), state)
+
+
+def exchange_records(store: ColdStore, matrices: Sequence[TieredRows], moves: Moves) -> None:
+    """Move rows as `TorchKernels.exchange` does, for records; waits for the device.
+
+    The host encodes rows that leave the cache, and decodes rows that enter it, with their state.
+    """
+    moved = torch.nonzero(moves.entries >= 0).squeeze(1)
+    entries, incoming, outgoing = (
+        part[moved].long() for part in (moves.entries, moves.incoming, moves.outgoing)
+    )
+    leaves, home = torch.nonzero(outgoing >= 0).squeeze(1), matrices[0].home
+    if leaves.numel():
+        leaving = [rows.hbm.index_select(0, entries[leaves] + home).cpu() for rows in matrices]
+        store.write((outgoing[leaves] - home).cpu(), *leaving)
+    if entries.numel():
+        for rows, values in zip(matrices, store.read((incoming - home).cpu()), strict=False):
+            if values is not None:
+                rows.hbm.index_copy_(0, entries + home, values.to(rows.hbm.device))
+
+
+def note_in_place(
+    arena: Arena, store: ColdStore, entries: Tensor, ticket: Ticket, window: Window
+) -> None:
+    """Note if some records of a step got no entry; waits for the device."""
+    if bool((entries < 0).any()):
+        ticket.reads_stores.add(arena.spec)
+    store.is_read_in_place = window.reads_store(arena.spec)

@@ -1,10 +1,19 @@
 """Cold rows on a drive: records of one size in a file, read and written in batches."""
 
+import contextlib
+import errno
+import fcntl
 import itertools
+import mmap
 import os
+import shutil
+import tempfile
 import threading
+import weakref
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +21,163 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from placer.errors import PlacerError
-from placer.executor.cold.block_file import BlockFile
 from placer.executor.cold.block_queue import DEPTH, READ, WRITE, Array, BlockQueue, two_queues
-from placer.executor.cold.kept_blocks import KeptBlocks
+from placer.units import format_bytes
+
+_PAGE_BYTES, _ZEROS_BYTES = 4096, 4 << 20
+_CHECK_BYTES = 4
+_MOST_BYTES, _MOST_SHARE = 256 << 20, 1 / 8
+"""Limits of the cache: bytes, and share of a file's blocks. A row that is read for a batch is
+written back when another row takes its cache entry, about ten batches later."""
+
+
+class BlockFile:
+    """A file without a name, with all its space reserved. It ends with its process.
+
+    A block is the least multiple of 4 KiB that fits a record and a checksum, and has as many whole
+    records as fit. Its last four bytes are a CRC-32 of the bytes before. The CRC starts with the
+    block's number and the size of records, so it also detects blocks at a wrong place. A block of
+    zeros was never written.
+    """
+
+    def __init__(self, folder: Path, rows: int, record_bytes: int) -> None:
+        self.folder, self.rows, self.record_bytes = folder, rows, record_bytes
+        self.block_bytes = -(-(record_bytes + _CHECK_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+        self.per_block = (self.block_bytes - _CHECK_BYTES) // record_bytes
+        self.descriptor = _open(folder)
+        self.close = weakref.finalize(self, os.close, self.descriptor)
+        size = max(1, -(-rows // self.per_block)) * self.block_bytes
+        try:
+            free = shutil.disk_usage(folder).free
+            if free < size:  # Do not fill the disk by trying.
+                raise OSError(errno.ENOSPC, f"{format_bytes(free)} are free")
+            os.posix_fallocate(self.descriptor, 0, size)
+        except OSError as error:
+            raise PlacerError(
+                f"cannot reserve {format_bytes(size)} in {folder}: {error.strerror}; free "
+                "space, name a folder of another drive, or plan with fewer rows there"
+            ) from error
+        with contextlib.suppress(OSError):  # Some file systems lack direct I/O.
+            flags = fcntl.fcntl(self.descriptor, fcntl.F_GETFL)
+            fcntl.fcntl(self.descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
+        self._write_zeros(size)
+
+    def _write_zeros(self, size: int) -> None:
+        """Write zeros to all blocks in order.
+
+        The first write to reserved space splits an extent of the file system. First writes at
+        random places would give one extent per block: slow writes, and minutes to close the file.
+        """
+        zeros = memoryview(mmap.mmap(-1, _ZEROS_BYTES))
+        done = 0
+        try:
+            while done < size:
+                done += os.pwrite(self.descriptor, zeros[: size - done], done)
+        except OSError as error:
+            raise PlacerError(
+                f"cannot write {self.folder}: {error.strerror}; name a folder of another drive"
+            ) from error
+
+    def checksums(self, content: Array, slots: Array, blocks: Array) -> Array:
+        """Return the right checksums of the blocks in slots of `content`."""
+        firsts = (blocks + (self.record_bytes << 16)) & 0xFFFFFFFF
+        covered: list[Any] = [content[slot, :-_CHECK_BYTES] for slot in slots.tolist()]
+        return np.array(list(map(zlib.crc32, covered, firsts.tolist())), np.uint32)
+
+    def are_whole(self, content: Array, slots: Array, blocks: Array) -> Array:
+        """Return whether each block is undamaged: its checksum is right, or it is unwritten."""
+        whole: Array = content.view("<u4")[slots, -1] == self.checksums(content, slots, blocks)
+        whole[~whole] = ~content[slots[~whole]].any(axis=1)
+        return whole
+
+    def failure(self, block: int, what: str) -> PlacerError:
+        """Return an error that names a block and its rows."""
+        first = block * self.per_block
+        last = min(first + self.per_block, self.rows) - 1
+        return PlacerError(
+            f"block {block} of {self.folder} (rows {first} to {last}) {what}; check the drive "
+            "(dmesg, smartctl), and continue from a checkpoint with a new file"
+        )
+
+
+def _open(folder: Path) -> int:
+    """Make a folder if it is missing, and open a file without a name in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.dup(file.fileno())
+    except OSError as error:
+        raise PlacerError(f"cannot write {folder}: {error.strerror}; name another place") from error
+
+
+class KeptBlocks:
+    """Memory slots for blocks of a file, as they are on the drive; for one thread at a time.
+
+    Parameters
+    ----------
+    blocks, block_bytes : int
+        Number and size of the file's blocks.
+
+    Attributes
+    ----------
+    content : array
+        uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` requires.
+    """
+
+    def __init__(self, blocks: int, block_bytes: int) -> None:
+        most = min(_MOST_BYTES // block_bytes, int(_MOST_SHARE * blocks))
+        # 2 · `DEPTH` slots are for blocks that do not stay. Of the others, 2 · `DEPTH` may be in
+        # use while `DEPTH` more are needed.
+        slots = 2 * DEPTH + max(3 * DEPTH, most)
+        # Private, so that forked processes do not see later blocks.
+        memory = mmap.mmap(-1, slots * block_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.content: Array = np.frombuffer(memory, np.uint8).reshape(slots, block_bytes)
+        self._in_use = np.zeros(slots, np.bool_)
+        self._block_in = np.full(slots, -1, np.int64)
+        self._slot_of = np.full(blocks, -1, np.int32)
+        self._next = 0
+
+    def use(self, blocks: Array, passing: Array, which: int) -> tuple[Array, Array]:
+        """Return slots for at most `DEPTH` blocks, and whether each slot has its block already.
+
+        Parameters
+        ----------
+        blocks : array
+        passing : array of bool
+            Blocks that are not kept.
+        which : {0, 1}
+            Set of slots for these blocks; later calls with this number reuse it.
+        """
+        slots = self._slot_of[blocks]
+        known = slots >= 0
+        self._in_use[slots[known]] = True
+        passes, stays = np.flatnonzero(passing & ~known), np.flatnonzero(~passing & ~known)
+        slots[passes] = which * DEPTH + passes
+        slots[stays] = own = self._longest_kept(stays.size)
+        gone = self._block_in[own]
+        self._slot_of[gone[gone >= 0]] = -1
+        self._slot_of[blocks[stays]], self._block_in[own] = own, blocks[stays]
+        self._in_use[own] = True
+        return slots, known
+
+    def release(self, slots: Array) -> None:
+        """Mark slots as free for other blocks."""
+        self._in_use[slots] = False
+
+    def forget(self) -> None:
+        """Drop all blocks."""
+        self._in_use.fill(False)
+        self._block_in.fill(-1)
+        self._slot_of.fill(-1)
+
+    def _longest_kept(self, count: int) -> Array:
+        """Return the next `count` slots in turn, skipping slots in use."""
+        staying = len(self.content) - 2 * DEPTH
+        turn = (self._next + np.arange(count + 2 * DEPTH)) % staying
+        free = np.flatnonzero(~self._in_use[2 * DEPTH + turn])[:count]
+        if count:
+            self._next = int(turn[free[-1]]) + 1
+        return 2 * DEPTH + turn[free]
 
 
 class DriveRecords:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import check_ids, feature_reads, ready_to_read
-from placer.executor.memory.initial_weights import initial_weights
+from placer.executor.memory.arena import initial_weights
 from placer.tables import OptimizerName, Table
 
 

@@ -1,6 +1,6 @@
-"""Translate a batch to the reads of each arena, and make outputs from what was read."""
+"""Translate a batch to the reads of each arena, find bad ids, and make outputs of what was read."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from itertools import pairwise
@@ -11,6 +11,7 @@ from torch import Tensor
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.layout import ArenaSlice, Layout
+from placer.executor.streams import recorded
 from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Pooling, Table
 
@@ -316,3 +317,56 @@ def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
         first = torch.full_like(largest, lookups, dtype=torch.int64)
         first.scatter_reduce_(0, bag, tied, "amin")
     return torch.nn.functional.pad(rows, (0, 0, 0, 1)).gather(0, first)
+
+
+NO_FAULT = torch.iinfo(torch.int64).max
+
+
+_Watched = tuple[Tensor, torch.cuda.Event, BagBatch, Sequence[FeatureRead]]
+"""A position, the event after its copy, and its batch and features."""
+
+
+class Faults:
+    """Raises DataError for a batch's bad ids: at once on a CPU, at a later batch on a GPU.
+
+    Until then, lookups of bad ids read and update nothing.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._watched: deque[_Watched] = deque()
+        self._spare: list[Tensor] = []  # Allocating pinned memory is slow.
+
+    def new(self) -> Tensor:
+        """Return an int64 tensor, shape (1,), for kernels to note the first bad id's position."""
+        return torch.full((1,), NO_FAULT, device=self._device)
+
+    def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
+        """Check the position that kernels wrote: now on a CPU, or when it arrives from a GPU."""
+        if self._device.type != "cuda":
+            if int(fault) != NO_FAULT:
+                _raise(int(fault), batch, features)
+            return
+        if torch.cuda.is_current_stream_capturing():
+            return  # A captured graph runs no host code, but skips bad lookups.
+        copy = (
+            self._spare.pop() if self._spare else torch.empty(1, dtype=torch.int64, pin_memory=True)
+        )
+        copy.copy_(fault, non_blocking=True)
+        self._watched.append((copy, recorded(), batch, features))
+
+    def poll(self) -> None:
+        """Raise for bad ids of earlier batches, if their positions have arrived; see `watch`."""
+        if self._watched and torch.cuda.is_current_stream_capturing():
+            return  # CUDA forbids event queries during a capture.
+        while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
+            position, _, batch, features = self._watched.popleft()
+            self._spare.append(position)
+            if int(position) != NO_FAULT:
+                _raise(int(position), batch, features)
+
+
+def _raise(position: int, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
+    for feature, (start, stop) in zip(features, feature_bounds(batch, features), strict=True):
+        if start <= position < stop:
+            check_ids(batch.ids[start:stop], feature)

@@ -9,11 +9,15 @@ Cold rows that are records (`placer.executor.cold`) have places between the two 
 row without a cache entry is read through the store.
 """
 
+import hashlib
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -29,7 +33,7 @@ from placer.executor.memory.host_memory import host_rows
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.names import Policy
-from placer.tables import OPTIMIZER_STATE, ColdDType, OptimizerName
+from placer.tables import OPTIMIZER_STATE, ColdDType, OptimizerName, Table
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
@@ -257,3 +261,34 @@ def _store(spec: ArenaSpec, device: torch.device, drive: Path | None) -> ColdSto
 def _records(key: ArenaKey, dtype: ColdDType | None) -> Records:
     shape = state_shape(key.optimizer, key.width)
     return Records(dtype or key.dtype, TORCH_DTYPES[key.dtype], key.width, shape)
+
+
+CHUNK_ROWS = 65536
+"""Rows to process at a time, which limits temporary memory. A change changes drawn weights."""
+
+
+def initial_weights(table: Table, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield chunks of ids and their weights: float32, uniform in ±1/√rows."""
+    generator = torch.Generator().manual_seed(_number(f"{seed}/{table.name}"))
+    bound = _bound(table)
+    for start in range(0, table.rows, CHUNK_ROWS):
+        ids = torch.arange(start, min(table.rows, start + CHUNK_ROWS))
+        weights = torch.empty(ids.numel(), table.dim, dtype=torch.float32)
+        yield ids, weights.uniform_(-bound, bound, generator=generator)
+
+
+def weights_of_keys(table: Table, seed: int, keys: npt.NDArray[np.int64]) -> Tensor:
+    """Draw the weights of reset rows, uniform in ±1/√rows, from seed, table name and key only."""
+    from placer.growing import kernels  # Needs Numba, which growing tables require.
+
+    values = np.empty((keys.size, table.dim), np.float32)
+    kernels.draw(keys, np.uint64(_number(f"{seed}/{table.name}/keys")), _bound(table), values)
+    return torch.from_numpy(values)
+
+
+def _number(name: str) -> int:
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+
+
+def _bound(table: Table) -> float:
+    return float(max(table.rows, 1) ** -0.5)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
 
+from placer.plan.fields import Lookup, Memory, Shard
 from placer.plan.memory import home_of
 from placer.plan.plan import Plan
-from placer.plan.shard import Lookup, Memory, Shard
 from placer.tables import DType, OptimizerName, Table
 
 Part = TypeVar("Part")

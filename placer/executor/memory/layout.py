@@ -8,7 +8,7 @@ row of an arena is a *slot*.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -22,12 +22,48 @@ from placer.executor.memory.arena_order import (
     SlicedColumns,
     slice_columns,
 )
-from placer.executor.memory.slot_range import SlotRange
-from placer.plan.order import knows_hot_rows, warm_members
-from placer.plan.plan import Plan
-from placer.plan.shard import Shard
+from placer.plan.fields import Lookup, Memory, Shard
+from placer.plan.plan import Plan, knows_hot_rows, warm_members
 from placer.plan.verify import violations
-from placer.tables import OptimizerName, Table
+from placer.tables import ColdDType, OptimizerName, Table
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRange:
+    """The slots ``start..stop`` of a shard; hottest first if it is staged or cached.
+
+    Attributes
+    ----------
+    start, stop : int
+    staging_rows, cache_rows : int
+        Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
+    warm : int64 array, or None
+        Initial rows of the cache, hottest first, counted from `start`; by default the first rows
+        of the range.
+    is_ordered : bool
+        Whether the plan has a row order, so that the first rows are the hottest.
+    device : str
+        The device that reads the rows and has the cache entries in its HBM.
+    memory : {"hbm", "dram", "ssd"}
+        The memory of the rows themselves.
+    dtype : {"float32", "float16", "bfloat16", "int8"} or None
+        Their dtype there; None is the table's dtype.
+    lookup : {"device", "uva", "staged", "cached", "host"}
+    home : str
+        The device with this memory: the host for ``dram`` and ``ssd``.
+    """
+
+    start: int
+    stop: int
+    staging_rows: int
+    cache_rows: int
+    warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    is_ordered: bool = True
+    device: str = ""
+    memory: Memory = "dram"
+    dtype: ColdDType | None = None
+    lookup: Lookup = "staged"
+    home: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,3 +302,10 @@ def _ids_by_rank(plan: Plan, table: Table) -> npt.NDArray[np.int64]:
         return np.arange(table.rows)
     hot = plan.hot_ids[table.name]
     return np.concatenate([hot, np.delete(np.arange(table.rows), hot)])
+
+
+def warm_slots(part: SlotRange) -> Tensor:
+    """Return the slots of a cached shard that start in the cache, hottest first."""
+    if part.warm is None:
+        return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
+    return torch.from_numpy(part.start + part.warm[: part.cache_rows])

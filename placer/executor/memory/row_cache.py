@@ -21,7 +21,7 @@ from torch import Tensor
 
 from placer.errors import PlanMismatchError
 from placer.executor.memory.directory import Directory, Moves, Resolution, RowCacheStats
-from placer.executor.memory.slot_range import SlotRange, warm_slots
+from placer.executor.memory.layout import SlotRange, warm_slots
 from placer.executor.names import Policy
 
 HALF_LIFE_STEPS = 100

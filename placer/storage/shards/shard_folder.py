@@ -25,18 +25,20 @@ from placer.executor.id_order import IdRange, TableTensor, tensors_of
 from placer.executor.tensor_names import UPDATES, check_shapes
 from placer.files import StrPath
 from placer.plan.diff import Home, homes_of
-from placer.plan.order import Int, Ranks, listed_ids
-from placer.plan.plan import Plan
-from placer.plan.shard import Shard
+from placer.plan.fields import Shard
+from placer.plan.plan import Int, Plan, Ranks, listed_ids
 from placer.plan.verify import check_shards
 from placer.storage.manifest import (
+    STATES,
+    WEIGHTS,
+    Checkpoint,
     Manifest,
+    Position,
     Strict,
     check_sha256,
     check_size,
     read_manifest,
 )
-from placer.storage.run_state import STATES, WEIGHTS, Checkpoint, Position
 from placer.storage.tensor_rows import (
     AnyTensor,
     StoredTensor,

@@ -12,9 +12,8 @@ from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
 from placer.files import StrPath, replacing
 from placer.growing.key_map import KeyMap
 from placer.growing.options import Growing
-from placer.plan.order import Int
-from placer.plan.plan import Plan
-from placer.storage.run_state import KEYS, STATES, WEIGHTS, Checkpoint
+from placer.plan.plan import Int, Plan
+from placer.storage.manifest import KEYS, STATES, WEIGHTS, Checkpoint
 from placer.storage.tensor_rows import (
     AnyTensor,
     TensorRows,

@@ -14,12 +14,10 @@ from placer.executor.tensor_names import UPDATES
 from placer.files import StrPath, sha256_file, sync_folder
 from placer.folders import new_folder
 from placer.plan.diff import PlanDiff, diff
-from placer.plan.order import Int, Ranks
-from placer.plan.plan import Plan
-from placer.plan.shard import Shard
+from placer.plan.fields import Shard
+from placer.plan.plan import Int, Plan, Ranks
 from placer.plan.verify import refuse_growing, verify
-from placer.storage.manifest import write_manifest
-from placer.storage.run_state import STATES, Checkpoint
+from placer.storage.manifest import STATES, Checkpoint, write_manifest
 from placer.storage.shards.shard_folder import (
     FORMAT_VERSION,
     MANIFEST,
@@ -68,7 +66,7 @@ def write_shards(plan: Plan, checkpoint: Checkpoint, path: StrPath) -> ShardFold
     >>> import tempfile
     >>> import torch
     >>> from placer import Plan, Shard, Table, Topology
-    >>> from placer.storage.run_state import Position
+    >>> from placer.storage.manifest import Position
     >>> shard = Shard("t", (0, 6, 1), (0, 2), ("gpu:0",), "hbm", "device")
     >>> plan = Plan((Table("t", 6, 2, optimizer="sgd"),), Topology.parse("1xh100"), (shard,))
     >>> weights = {"embeddings": {"t.weight": torch.rand(6, 2)}}

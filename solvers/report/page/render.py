@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 from placer import __version__
 from placer.errors import BackendError
 from placer.files import write_text
+from placer.plan.fields import Shard
 from placer.plan.memory import record_bytes
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.plain import plain

@@ -1,8 +1,9 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, operator, index"
-"""Triton kernels of the forward pass: ids to slots, sums of bags, gradients of weights.
+"""Triton kernels that turn ids to slots, pool rows, group lookups by row, and move rows.
 
-A program works on several bags side by side, and reads one lookup of each at a time. So many reads
-are under way even if bags are short, and each bag is summed in the order of its lookups.
+In the forward pass, a program works on several bags side by side, and reads one lookup of each at a
+time. So many reads are under way even if bags are short, and each bag is summed in the order of its
+lookups.
 """
 
 import triton
@@ -121,3 +122,122 @@ def weight_gradients(
         row = tl.load(address, mask=mask, other=0.0).to(tl.float32)
         products += row * tl.load(gradient_start + column[None, :], mask=mask, other=0.0)
     tl.store(out + lookup, tl.sum(products, 1), mask=here)
+
+
+@triton.jit(do_not_specialize=["lookups"])
+def mark_runs(ordered, order, new_order, begins, lookups, BLOCK: tl.constexpr):
+    """Convert the order to int32; write 1 to `begins` where a run begins, except the first."""
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = position < lookups
+    tl.store(new_order + position, tl.load(order + position, mask=here, other=0), mask=here)
+    slot = tl.load(ordered + position, mask=here, other=0)
+    later = here & (position > 0)
+    before = tl.load(ordered + position - 1, mask=later, other=0)
+    tl.store(begins + position, (later & (slot != before)).to(tl.int32), mask=here)
+
+
+@triton.jit(do_not_specialize=["lookups"])
+def start_runs(run, starts, count, covering, lookups, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the start of each run, and the run at the first position of each block."""
+    position = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = position < lookups
+    number = tl.load(run + position, mask=here, other=0)
+    before = tl.load(run + position - 1, mask=here & (position > 0), other=-1)
+    tl.store(starts + number, position, mask=here & (number != before))
+    tl.store(covering + position // CHUNK, number, mask=here & (position % CHUNK == 0))
+    last = here & (position == lookups - 1)
+    tl.store(starts + number + 1, position + 1, mask=last)
+    tl.store(count + position * 0, number + 1, mask=last)
+
+
+@triton.jit(do_not_specialize=["blocks"])
+def find_long_runs(starts, covering, long_runs, blocks, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
+    """Write the long run that begins in each block of CHUNK positions, or −1.
+
+    Such a run contains the next block's first position, so it is the run at that position.
+    """
+    block = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    followed = block + 1 < blocks
+    following = tl.load(covering + block + 1, mask=followed, other=0)
+    begin = tl.load(starts + following, mask=followed, other=0)
+    length = tl.load(starts + following + 1, mask=followed, other=0) - begin
+    from_here = begin - block * CHUNK
+    is_long = followed & (from_here >= 0) & (from_here < CHUNK) & (length > CHUNK)
+    tl.store(long_runs + block, tl.where(is_long, following, -1), mask=block < blocks)
+
+
+@triton.jit(do_not_specialize=["bags"])
+def bags_of_lookups(offsets, out, bags, BLOCK: tl.constexpr):
+    """Write the bag of each lookup."""
+    bag = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = bag < bags
+    start = tl.load(offsets + bag, mask=here, other=0)
+    length = tl.load(offsets + bag + 1, mask=here, other=0) - start
+    longest = tl.max(length, 0)
+    step = longest * 0
+    while step < longest:
+        tl.store(out + start + step, bag, mask=step < length)
+        step += 1
+
+
+@triton.jit(do_not_specialize=["home"])
+def exchange(
+    hbm,
+    dram,
+    state_hbm,
+    state_dram,
+    home,
+    entries,
+    incoming,
+    outgoing,
+    count,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STATE_WORDS: tl.constexpr,
+    STATE_BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Copy rows of WORDS words, and their state of STATE_WORDS words, in up to BLOCKS blocks.
+
+    A program reads rows of both directions at once, then writes them, so that the link is busy in
+    both directions. No row leaves and enters in the same call.
+    """
+    number = tl.load(count)
+    first = tl.program_id(0) * ROWS
+    while first < number:
+        index = first + tl.arange(0, ROWS)
+        here = index < number
+        entry = tl.load(entries + index, mask=here, other=0).to(tl.int64) + home
+        new = tl.load(incoming + index, mask=here, other=0).to(tl.int64) - home
+        old = tl.load(outgoing + index, mask=here, other=-1).to(tl.int64)
+        leaves = old >= 0
+        old -= home
+        for block in tl.static_range(BLOCKS):
+            if block * BLOCK < WORDS:
+                word = block * BLOCK + tl.arange(0, BLOCK)
+                entering = here[:, None] & (word < WORDS)[None, :]
+                leaving = leaves[:, None] & (word < WORDS)[None, :]
+                source = dram + (new * WORDS)[:, None] + word[None, :]
+                in_hbm = hbm + (entry * WORDS)[:, None] + word[None, :]
+                admitted = tl.load(source, mask=entering)
+                evicted = tl.load(in_hbm, mask=leaving)
+            if block * STATE_BLOCK < STATE_WORDS:
+                state_word = block * STATE_BLOCK + tl.arange(0, STATE_BLOCK)
+                state_entering = here[:, None] & (state_word < STATE_WORDS)[None, :]
+                state_leaving = leaves[:, None] & (state_word < STATE_WORDS)[None, :]
+                state_source = state_dram + (new * STATE_WORDS)[:, None] + state_word[None, :]
+                state_in_hbm = state_hbm + (entry * STATE_WORDS)[:, None] + state_word[None, :]
+                state_admitted = tl.load(state_source, mask=state_entering)
+                state_evicted = tl.load(state_in_hbm, mask=state_leaving)
+            # All threads must read before any overwrites.
+            tl.debug_barrier()
+            if block * BLOCK < WORDS:
+                target = dram + (old * WORDS)[:, None] + word[None, :]
+                tl.store(target, evicted, mask=leaving)
+                tl.store(in_hbm, admitted, mask=entering)
+            if block * STATE_BLOCK < STATE_WORDS:
+                state_target = state_dram + (old * STATE_WORDS)[:, None] + state_word[None, :]
+                tl.store(state_target, state_evicted, mask=state_leaving)
+                tl.store(state_in_hbm, state_admitted, mask=state_entering)
+        first += tl.num_programs(0) * ROWS

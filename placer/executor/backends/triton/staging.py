@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from placer.executor.backends.cold_rows import note_in_place
-from placer.executor.backends.triton import cache_kernels, run_kernels
+from placer.executor.backends.host_pooling import note_in_place
+from placer.executor.backends.triton import cache_kernels, lookup_kernels
 from placer.executor.backends.triton.launcher import TritonLauncher
 from placer.executor.lookups.steps import CHUNK, Moved, Runs, Ticket
 from placer.executor.memory.arena import Arena
@@ -112,17 +112,30 @@ class TritonStaging(TritonLauncher):
         with phase("sort"):
             ordered, positions = torch.sort(slots, stable=True)
             order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
-            self.each(run_kernels.mark_runs, lookups, ordered, positions, order, run, lookups)
+            self.each(lookup_kernels.mark_runs, lookups, ordered, positions, order, run, lookups)
             del positions
             run.cumsum_(0)
             starts, count = run.new_empty(lookups + 1), run.new_empty(1)
             covering = run.new_empty(-(-lookups // CHUNK))
             long_runs, blocks = torch.empty_like(covering), covering.numel()
             self.each(
-                run_kernels.start_runs, lookups, run, starts, count, covering, lookups, CHUNK=CHUNK
+                lookup_kernels.start_runs,
+                lookups,
+                run,
+                starts,
+                count,
+                covering,
+                lookups,
+                CHUNK=CHUNK,
             )
             self.each(
-                run_kernels.find_long_runs, blocks, starts, covering, long_runs, blocks, CHUNK=CHUNK
+                lookup_kernels.find_long_runs,
+                blocks,
+                starts,
+                covering,
+                long_runs,
+                blocks,
+                CHUNK=CHUNK,
             )
         return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import (
     lookup_kernels,
-    move_kernels,
-    run_kernels,
     update_kernels,
 )
 from placer.executor.backends.triton.launcher import BLOCK, BLOCK_WARPS
@@ -170,7 +168,7 @@ class TritonBackend(TritonStaging):
         out = torch.empty(reads.lookups, dtype=torch.int32, device=self._device)
         tiles = (-(-reads.bags // BAGS),)
         self.run(
-            run_kernels.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
+            lookup_kernels.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
             BLOCK=BAGS, num_warps=BLOCK_WARPS,
         )  # fmt: skip
         return out
@@ -189,7 +187,7 @@ class TritonBackend(TritonStaging):
         blocks = max(-(-words // columns), -(-state_words // state_columns))
         programs = min(EXCHANGE_PROGRAMS, -(-moves.entries.numel() // tile))
         self.run(
-            move_kernels.exchange, (programs,),
+            lookup_kernels.exchange, (programs,),
             hbm, dram, state_hbm, state_dram, matrices[0].home,
             moves.entries, moves.incoming, moves.outgoing, moves.count,
             WORDS=words, BLOCK=columns, STATE_WORDS=state_words, STATE_BLOCK=state_columns,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from placer.errors import PlanMismatchError
 from placer.executor.memory.arena_order import LOOKUP_ORDER, columns_of
+from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.tables import OptimizerName, Table
 from placer.topology.topology import Topology
 

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from placer.executor.distributed.placement.division import RowSlice, Target, holders_of
-from placer.plan.fields import RowOrder
+from placer.plan.fields import RowOrder, Shard
 from placer.plan.plan import Plan
-from placer.plan.shard import Shard
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology

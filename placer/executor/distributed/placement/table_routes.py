@@ -27,7 +27,7 @@ _LONGEST_PERIOD = 1 << 22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankOrder:
-    """A row order on the computing device; see `placer.plan.order.Ranks`."""
+    """A row order on the computing device; see `placer.plan.plan.Ranks`."""
 
     # The listed ids, sorted, and their row ranks: int32 or int64.
     ascending: Tensor
