@@ -43,8 +43,8 @@ from cost_models.calibrated.fit import calibrate
 from placer.errors import PlacerError
 from placer.files import write_text
 from placer.measurement import Case, Dataset, Measured, Setting, collect, random_cases, repeated
+from placer.measurement.cases import resolved, step_s
 from placer.measurement.machine import calibration_cases, case_sha256
-from placer.measurement.times import resolved, step_s
 from placer.topology.topology import Topology
 from placer.units import parse_seconds
 

@@ -10,7 +10,7 @@ from plan_cases import machine
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile
 from placer.plan.fields import Lookup
 from placer.plan.memory import with_buffers
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from placer.topology.topology import Topology
 
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from placer import AccessCdf, Profile, Table, TableProfile
-from placer.profile.counts import RowCounts
 from placer.profile.hook import profile_batches
+from placer.profile.table_profile import RowCounts
 
 TABLES = {"t": 12, "u": 5}
 FEATURES = {"a": "t", "b": "t", "c": "u"}

@@ -12,7 +12,7 @@ import pytest
 from cli_cases import Workbench, fail, invoke, succeed
 
 import placer
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 
 
 def replanned(*arguments: str | Path) -> dict[str, object]:

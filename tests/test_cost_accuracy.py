@@ -10,8 +10,8 @@ from cost_models import Calibrated, CostModel
 from cost_models.calibrated.fit import calibrate
 from placer import Topology
 from placer.measurement import Case, Dataset
+from placer.measurement.cases import step_s
 from placer.measurement.machine import repeated
-from placer.measurement.times import step_s
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 MEASURED = "amd-epyc-2-cores-tiered"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from placer.data import open_log, vocabulary
 from placer.data.encoding import Encoding, Hash
-from placer.data.formats.parquet import ParquetSource
+from placer.data.formats.columnar import ParquetSource
 from placer.data.layout import NamedColumns
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError

@@ -34,8 +34,8 @@ from placer import (
 )
 from placer.dense import DenseLayers
 from placer.files import sealed
-from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
+from placer.profile.table_profile import RowCounts
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver
 from solvers import cache as plan_cache
 from solvers.cache import content_of, key_of

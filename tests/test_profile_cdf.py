@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from placer import AccessCdf, Profile, Table, TableProfile
 from placer.errors import ProfileError
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 
 COUNTS = st.lists(st.integers(0, 1000), min_size=1, max_size=200)
 ANY_CDF = st.one_of(

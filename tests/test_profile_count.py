@@ -16,7 +16,7 @@ from placer.data.log import Bags, Chunk
 from placer.errors import DataError, ProfileError
 from placer.profile.cdf import AccessCdf
 from placer.profile.count import AccessCounter, DenseCounts, profile_log
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 
 ROWS = 30
 BAG = st.lists(st.integers(0, ROWS - 1), max_size=5)

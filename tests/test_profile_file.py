@@ -15,7 +15,7 @@ from profile_cases import assert_same_profile, profile_of, profiles
 from placer import AccessCdf, Feature, Profile, Table, TableProfile
 from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
 from placer.errors import ProfileError
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 
 
 @examples(40)

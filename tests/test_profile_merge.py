@@ -15,7 +15,7 @@ from placer.data import open_log
 from placer.data.encoding import Encoding, Vocabulary
 from placer.errors import ProfileError
 from placer.profile.count import profile_log
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 
 PIECES = st.lists(st.lists(batches(), min_size=1, max_size=3), min_size=1, max_size=4)
 

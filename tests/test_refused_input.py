@@ -19,7 +19,7 @@ from placer import Feature, Plan, Problem, Shard, Table, Topology
 from placer.data import open_log
 from placer.data.files.opening import Unpacked
 from placer.data.files.staging import Staging
-from placer.data.formats.parquet import ParquetSource
+from placer.data.formats.columnar import ParquetSource
 from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
 from placer.data.layout import NamedColumns
 from placer.errors import (
@@ -34,8 +34,8 @@ from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, make_
 from placer.files import HashedFile
 from placer.plan.origin import profile_of
 from placer.plan.verify import violations
-from placer.profile.counts import RowCounts
 from placer.profile.from_counts import profile_counts
+from placer.profile.table_profile import RowCounts
 from placer.training.distributed import ALONE
 from placer.workloads import named_workload
 from solvers.analysis.replan import replan

@@ -19,7 +19,7 @@ from cost_models import Roofline
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
 from placer.errors import BackendError, PlacerError
 from placer.plan.memory import device_memory
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from placer.report import (
     Column,
     Report,

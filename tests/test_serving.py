@@ -14,8 +14,7 @@ from placer import AccessCdf, Feature, Profile, Table, TableProfile, Topology, a
 from placer.errors import CapacityError, CheckpointError, ProblemError
 from placer.executor import BagBatch
 from placer.plan.serving import serving_plan
-from placer.profile.counts import RowCounts
-from placer.profile.table_profile import FeatureCounts
+from placer.profile.table_profile import FeatureCounts, RowCounts
 from placer.storage.checkpoint import save_tables
 from placer.storage.manifest import Checkpoint, Position
 from placer.storage.serving import load_read_only

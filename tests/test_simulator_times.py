@@ -36,8 +36,7 @@ from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileErro
 from placer.measurement import random_cases
 from placer.plan.fields import PIPELINES, Lookup, Pipeline
 from placer.plan.memory import with_buffers
-from placer.profile.counts import RowCounts
-from placer.profile.table_profile import TableProfile
+from placer.profile.table_profile import RowCounts, TableProfile
 from placer.simulator.counts import StepCounts
 from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator

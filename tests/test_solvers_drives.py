@@ -22,7 +22,7 @@ from placer.plan.diff import diff
 from placer.plan.memory import device_memory, record_bytes
 from placer.plan.migration import migration
 from placer.plan.verify import verify, violations
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from placer.tables import ColdDType, Table
 from placer.topology.devices import Drive
 from placer.workloads import named_workload

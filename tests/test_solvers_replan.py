@@ -24,7 +24,7 @@ from placer.plan.fields import Pipeline
 from placer.plan.memory import index_buffer_bytes
 from placer.plan.plan import Ranks
 from placer.plan.verify import violations
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from solvers import Limits, solve
 from solvers.analysis import Candidate, Replanned, replan
 from solvers.analysis.kept_plan import matched_gpus, order_within_slices, with_matched_slices

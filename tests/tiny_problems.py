@@ -13,7 +13,7 @@ from placer import AccessCdf, Constraints, Feature, Problem, Table, TableProfile
 from placer.constraints.rules import Kind
 from placer.errors import ProblemError
 from placer.plan.fields import PIPELINES
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
 from placer.topology.devices import Host, Link
 from placer.topology.topology import Topology

@@ -29,9 +29,8 @@ from cost_models.calibrated.model import (
 from cost_models.step_equation.phases import Amount
 from cost_models.step_equation.work import Work, work_of
 from placer.errors import PlacerError
-from placer.measurement.cases import Case
+from placer.measurement.cases import NOISY_SPREAD, NOISY_WAIT, Case, Clock, step_s
 from placer.measurement.machine import LEAST_CASES, Dataset, repeated
-from placer.measurement.times import NOISY_SPREAD, NOISY_WAIT, Clock, step_s
 from placer.tables import OptimizerName
 
 NOISY_DRIFT = 0.15

@@ -140,7 +140,7 @@ def open_source(
         )
     source = _source(full, kind, layout, named)
     if kind == "parquet":
-        from placer.data.formats.parquet import check_parts
+        from placer.data.formats.columnar import check_parts
 
         check_parts(metadata, source)
     notes = [f"{shown(file)} is empty and was passed over" for file in files if file not in full]
@@ -180,8 +180,8 @@ def _format_of(files: Sequence[str], layout: Layout) -> Format:
 
 
 _SOURCES = {
-    "parquet": "parquet.ParquetSource",
-    "arrow": "arrow.IpcSource",
+    "parquet": "columnar.ParquetSource",
+    "arrow": "columnar.IpcSource",
     "jsonl": "json_lines.JsonLinesSource",
     "criteo": "delimited.DelimitedSource",
     "csv": "delimited.DelimitedSource",

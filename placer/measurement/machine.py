@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import DataError, PlacerError
-from placer.measurement.cases import Case, random_cases
+from placer.measurement.cases import QUICK, Case, Effort, Measured, Setting, random_cases, resolved
 from placer.measurement.measure import Measurer
-from placer.measurement.times import QUICK, Effort, Measured, Setting, resolved
 from placer.read_files import open_file
 
 FORMAT = "placer-measurements"

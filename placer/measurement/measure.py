@@ -29,7 +29,7 @@ from placer.executor import (
     keep_freed_memory,
     look_ahead,
 )
-from placer.measurement.times import Effort, Measured, Setting
+from placer.measurement.cases import Effort, Measured, Setting
 from placer.plan.plan import Plan, Ranks
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile

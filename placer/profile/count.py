@@ -11,10 +11,9 @@ from placer.data.encoded import EncodedLog
 from placer.data.log import Bags, Chunk, Log
 from placer.data.source import Progress
 from placer.errors import DataError
-from placer.profile.counts import RowCounts
 from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
+from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
 from placer.units import listed
 

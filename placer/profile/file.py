@@ -40,9 +40,8 @@ from placer.files import (
 )
 from placer.growing.working_set import HitRate
 from placer.profile.cdf import AccessCdf
-from placer.profile.counts import RowCounts
 from placer.profile.locality import WindowCounts
-from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
+from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
 from placer.read_files import LimitError, read_json, read_limited
 from placer.tables import DType, Feature, OptimizerName, Table
 

@@ -14,9 +14,8 @@ from placer.data.formats.columns import check_column
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
 from placer.profile.count import TableOptions
-from placer.profile.counts import RowCounts
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts
+from placer.profile.table_profile import FeatureCounts, RowCounts
 from placer.tables import DType, OptimizerName, Pooling
 
 _Path = str | os.PathLike[str]

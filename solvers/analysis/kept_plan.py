@@ -22,7 +22,7 @@ from placer.plan.memory import home_of
 from placer.plan.plan import Plan, Ranks, distinct, listed_ids
 from placer.plan.verify import violations
 from placer.problem import Problem
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import TablePlacement
 from solvers.search.old_placement import OldTable

@@ -26,7 +26,7 @@ from placer.plan.memory import (
     device_memory,
     with_buffers,
 )
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 

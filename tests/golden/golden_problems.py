@@ -25,7 +25,7 @@ from placer import (
     TableProfile,
     Topology,
 )
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from solvers import SOLVERS, solve
 
 CALIBRATED = f"calibrated:{DATA / 'calibration.json'}"

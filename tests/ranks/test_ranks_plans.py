@@ -11,7 +11,7 @@ from ranks_launcher import Job, Outcomes, run
 from cost_models import cost_model
 from placer import AccessCdf, Problem, Profile, TableProfile
 from placer.plan.plan import Plan
-from placer.profile.counts import RowCounts
+from placer.profile.table_profile import RowCounts
 from placer.tables import OPTIMIZERS, Feature, Table
 from solvers import SOLVERS, solve
 

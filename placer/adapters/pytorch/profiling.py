@@ -16,9 +16,8 @@ from placer.errors import DataError, PlanMismatchError
 from placer.executor import BagBatch
 from placer.profile.cdf import AccessCdf
 from placer.profile.count import DenseCounts, TableOptions
-from placer.profile.counts import RowCounts
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts, TableProfile
+from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile
 from placer.tables import OptimizerName, Pooling
 
 Batch = TypeVar("Batch")

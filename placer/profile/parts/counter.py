@@ -29,7 +29,6 @@ from placer.data.vocabulary import (
 )
 from placer.errors import DataError
 from placer.profile.count import TableOptions
-from placer.profile.counts import RowCounts
 from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
 from placer.profile.parts.counts import (
     Counts,
@@ -41,7 +40,7 @@ from placer.profile.parts.counts import (
     window_batches,
 )
 from placer.profile.profile import Profile
-from placer.profile.table_profile import FeatureCounts, TableProfile, UnknownIds
+from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
 
 
 @dataclass(frozen=True, slots=True)
