@@ -286,20 +286,23 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
             ],
             "links": [asdict(link) for link in topology.links],
         },
-        "shards": [_shard(shard) for shard in plan.shards],
+        "shards": [_said(shard, dtype=None) for shard in plan.shards],
         "row_order": row_order
         if row_order is not None
         else {name: asdict(order) for name, order in plan.row_order.items()},
         "solver": asdict(plan.solver),
-        "provenance": _provenance(plan.provenance),
-        **({} if plan.pipeline == "look-ahead" else {"pipeline": plan.pipeline}),
-        **({"widths": list(plan.widths)} if plan.widths else {}),
-        **({} if plan.exchange_dtype == "float32" else {"exchange_dtype": plan.exchange_dtype}),
-        **({} if plan.dense is None else {"dense": _dense(plan.dense)}),
-        **(
-            {"growing": {n: asdict(how) for n, how in plan.growing.items()}} if plan.growing else {}
-        ),
+        "provenance": _said(plan.provenance, ids_sha256={}),
     }
+    optional = {
+        "pipeline": plan.pipeline,
+        "widths": list(plan.widths),
+        "exchange_dtype": plan.exchange_dtype,
+        "dense": plan.dense and _dense(plan.dense),
+        "growing": {name: asdict(how) for name, how in plan.growing.items()},
+    }
+    usual: tuple[Any, ...] = ("look-ahead", [], "float32", None, {})
+    said = zip(optional.items(), usual, strict=True)
+    document |= {name: value for (name, value), default in said if value != default}
     _validated(document, "the plan")
     return document
 
@@ -309,25 +312,21 @@ def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> di
     return _fields_of(_validated(document, "the plan"), hot_ids)
 
 
-def _shard(shard: Shard) -> dict[str, Any]:
-    """Return a shard for a plan file, without `dtype` if that is its table's."""
-    fields = asdict(shard)
-    return fields if shard.dtype else {k: v for k, v in fields.items() if k != "dtype"}
-
-
-def _provenance(provenance: Provenance) -> dict[str, Any]:
-    """Return the provenance for a plan file, without `ids_sha256` if that is empty."""
-    fields = asdict(provenance)
-    return {name: value for name, value in fields.items() if value or name != "ids_sha256"}
+def _said(part: Shard | Provenance | DenseLayers, **usual: Any) -> dict[str, Any]:
+    """Return a part of a plan for a plan file, without fields that have their `usual` values."""
+    return {
+        name: value
+        for name, value in asdict(part).items()
+        if name not in usual or value != usual[name]
+    }
 
 
 def _dense(dense: Dense) -> dict[str, Any]:
     """Return a dense part for a plan file, without fields that have their default values."""
     if not isinstance(dense, DenseLayers):
         return asdict(dense)
-    usual = asdict(DenseLayers(dense.top))
-    said = {name: value for name, value in asdict(dense).items() if value != usual[name]}
-    return said | {"top": dense.top, "bottom": dense.bottom}
+    given = _said(dense, **asdict(DenseLayers(dense.top)))
+    return given | {"top": dense.top, "bottom": dense.bottom}
 
 
 def _fields_of(model: PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> dict[str, Any]:

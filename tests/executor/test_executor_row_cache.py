@@ -299,12 +299,12 @@ def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
 def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
     pool = RowCache([SlotRange(0, 8, 1, 1)], 0, CPU)
     empty = pool.stats()
-    assert empty.hit_rate is empty.row_hit_rate is empty.in_place_share is None
+    assert empty.hit_rate is empty.in_place_share is None
     pool.resolve(ints([0, 4, 7]), ints([6, 1, 1]), 0, 0)
     stats = pool.stats()
     assert astuple(stats) == (8, 6, 3, 1, 1, 0)
     assert stats.hit_rate == 0.75
-    assert stats.row_hit_rate == stats.in_place_share == pytest.approx(1 / 3)
+    assert stats.in_place_share == pytest.approx(1 / 3)
     assert astuple(stats + stats) == (16, 12, 6, 2, 2, 0)
     pool.reset_stats()
     assert pool.stats() == RowCacheStats()

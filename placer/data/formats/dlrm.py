@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.files.opening import open_unpacked, suffixes
-from placer.data.files.stores import local_path, scheme_of, shown
+from placer.data.files.stores import first_line, local_path, scheme_of, shown
 from placer.data.keys import offsets_of
 from placer.data.layout import Columns
 from placer.data.source import Place, RawBags, RawBatch, Source, Span
@@ -127,8 +127,7 @@ def _torch_load(file: str) -> Any:
             "is it cut short?"
         ) from error
     except OSError as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"cannot read {file}: {reason}; is it cut short?") from error
+        raise DataError(f"cannot read {file}: {first_line(error)}; is it cut short?") from error
 
 
 def _unpack(packed: IO[bytes], unpacked: IO[bytes], packed_bytes: int) -> None:

@@ -112,11 +112,6 @@ class RowCacheStats:
         return self.hit_lookups / self.lookups if self.lookups else None
 
     @property
-    def row_hit_rate(self) -> float | None:
-        """Share of the steps' distinct rows that hit; None without rows."""
-        return self.hit_rows / self.rows if self.rows else None
-
-    @property
     def in_place_share(self) -> float | None:
         """Share of the steps' distinct rows that got no entry; None without rows."""
         return self.in_place_rows / self.rows if self.rows else None
