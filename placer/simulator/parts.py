@@ -16,17 +16,17 @@ import numpy.typing as npt
 import torch
 
 from placer.errors import PlanMismatchError
+from placer.executor.distributed.placement.channels import (
+    LocalPlan,
+    local_plan,
+    shards_by_holders,
+)
 from placer.executor.distributed.placement.division import (
     RowSlice,
     Target,
     divide,
     ranks_of_devices,
     servers_of,
-)
-from placer.executor.distributed.placement.local_plans import (
-    LocalPlan,
-    local_plan,
-    shards_by_holders,
 )
 from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
 from placer.executor.memory.arena_order import (
