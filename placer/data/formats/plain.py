@@ -1,4 +1,4 @@
-"""Read blocks of delimited text without quotes, in a third of the time that Arrow takes.
+"""Read blocks of delimited text without quotes, in 0.6 (Criteo) to 0.95 of Arrow's time.
 
 Separators are found in the block's bytes, and short numbers and texts are read in place. Blocks
 with anything unusual, such as a quote, a carriage return or a missing field, are left to Arrow.
