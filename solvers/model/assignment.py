@@ -20,7 +20,7 @@ from solvers.model.knapsack import (
     priced_costs,
     solve_knapsack,
 )
-from solvers.model.replicas import total
+from solvers.model.shared_costs import total
 
 _DRAM_PRICE_SHARES = (1e-9, 1e-6, 1e-3, 1.0)
 """Prices of a host's memory if it is short, as shares of the highest price of HBM."""

@@ -31,17 +31,12 @@ from cost_models import (
 from cost_models.arenas import Arena, ArenaCosts
 from placer.plan.memory import home_of, key_map_bytes
 from placer.problem import Problem
-from solvers.model.arena_times import ArenaTimes
-from solvers.model.constraint_rules import ConstraintRules
-from solvers.model.curves import Latest, weighed
-from solvers.model.delays import Delay
-from solvers.model.drive_rows import DriveRows, is_open
-from solvers.model.knapsack import Float, costs_at_price, priced_costs
-from solvers.model.objective import Objective
-from solvers.model.option_words import search_space
+from solvers.model.constraint_rules import ConstraintRules, search_space
+from solvers.model.drive_rows import DriveRows, is_open, takes_drives, takes_servers
+from solvers.model.knapsack import Float, Latest, costs_at_price, priced_costs, weighed
+from solvers.model.objective import Delay, Objective, objective_of_servers
 from solvers.model.prices import prices_of
-from solvers.model.replicas import Replicas
-from solvers.model.scarce_memory import objective_of_servers, takes_drives, takes_servers
+from solvers.model.shared_costs import ArenaTimes, Replicas
 
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve; mostly a single one."""
@@ -261,7 +256,7 @@ class Instance:
         return self._weighed(shard, gpu)
 
     def _weighed(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Return the cost model's curve as weighed by `solvers.model.curves.weighed`."""
+        """Return the cost model's curve as weighed by `solvers.model.knapsack.weighed`."""
         curve = self.model_curve(shard, gpu)
         objective = self.objective if self.is_gpu(gpu) else self.objective_of_servers
         if objective.is_plain_sum and not (self.host_share or self.dram_price):
