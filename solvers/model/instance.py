@@ -259,8 +259,6 @@ class Instance:
         """Return the cost model's curve as weighed by `solvers.model.knapsack.weighed`."""
         curve = self.model_curve(shard, gpu)
         objective = self.objective if self.is_gpu(gpu) else self.objective_of_servers
-        if objective.is_plain_sum and not (self.host_share or self.dram_price):
-            return curve
         peers = self.host_of_gpu.count(self.host_of_gpu[gpu])
         return weighed(curve, objective.weights, self.host_share, peers, self.dram_price)
 

@@ -57,11 +57,6 @@ class Objective:
         weights: Float = self.chain_weights @ self.members
         return weights
 
-    @cached_property
-    def is_plain_sum(self) -> bool:
-        """Whether all phases have equal weight."""
-        return bool((self.weights == 1).all())
-
     @property
     def fixed_s(self) -> float:
         """Fixed seconds of chains, weighted."""
