@@ -1,9 +1,7 @@
-"""Choose which rows of a GPU's shards are in its HBM: a fractional knapsack over cost curves."""
+"""Choose which rows of a GPU's shards are in its HBM: a fractional knapsack."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +10,6 @@ from cost_models import CostCurve
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
-T = TypeVar("T")
 
 BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = 0, 1, -3, -2, -1
 """Rows of costs: HBM bytes, GPU seconds, `PHASES`, host's seconds and bytes, and hot rows."""
@@ -323,33 +320,3 @@ def _part(here: Float, above: Float, room: float, curve: CostCurve) -> Float | N
     point[GPU_S] += curve.split_s
     point[PHASES] += curve.split_phase_s
     return point if point[GPU_S] < here[GPU_S] and point[BYTES] <= here[BYTES] + room else None
-
-
-_CURVES = 4096
-"""Number of curves kept. Priced costs are far smaller and all kept."""
-
-
-class Latest(OrderedDict[tuple[object, ...], T]):
-    """A mapping that keeps the latest curves or costs."""
-
-    def __setitem__(self, key: tuple[object, ...], value: T) -> None:
-        """Add an entry; drop the oldest if there are too many."""
-        super().__setitem__(key, value)
-        if len(self) > _CURVES:
-            self.popitem(last=False)
-
-
-def weighed(
-    curve: CostCurve, weights: Float, host_share: float, peers: int, dram_price: float
-) -> CostCurve:
-    """Return a curve whose `gpu_s` weighs phases, the host's time shared by its GPUs, and DRAM."""
-    gpu_s, split_s = weights @ curve.phase_s, float(weights @ curve.split_phase_s)
-    drive_s = curve.drive_s_of_phases
-    if drive_s is not None:  # Drives are not part of the delay.
-        drive_s = (1 - host_share) * (weights[: len(drive_s)] @ drive_s)
-    if host_share:
-        gpu_s = (1 - host_share) * gpu_s + host_share * peers * curve.dram_s
-        split_s *= 1 - host_share
-    if dram_price:
-        gpu_s += dram_price * curve.dram_bytes
-    return replace(curve, gpu_s=gpu_s, split_s=split_s, drive_s=drive_s)
