@@ -15,8 +15,8 @@ from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.least_cost import waits
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
-from solvers.model.delays import Delay
 from solvers.model.instance import Instance
+from solvers.model.objective import Delay
 from solvers.result import Limits
 from solvers.search.branching import BranchingParams, branch_and_bound
 from solvers.search.construction import construct

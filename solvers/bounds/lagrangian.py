@@ -38,7 +38,7 @@ _MOST_CROWDED = 200
 _REPLICA_RANGES = 16
 _REPLICA_PRICES = (0.0, 0.125, 0.25, 0.5, 1.0, 1.5, 2.0, 4.0, 8.0)
 """Ranges of β, for problems of at most so many tables, and prices of a second of replicas on
-every GPU, in GPU seconds for each GPU."""
+every GPU, in GPU seconds for each GPU. With one range, 7 of 44 bounds were up to 6% lower."""
 
 _ALL_OPTIONS = 500
 """Up to this many tables × GPUs, cost all options that a stand-in may be cheaper than."""

@@ -20,7 +20,7 @@ from solvers.model.knapsack import (
     priced_costs,
     solve_knapsack,
 )
-from solvers.model.replicas import total
+from solvers.model.shared_costs import total
 
 _DRAM_PRICE_SHARES = (1e-9, 1e-6, 1e-3, 1.0)
 """Prices of a host's memory if it is short, as shares of the highest price of HBM."""
@@ -98,7 +98,7 @@ class Assignment:
     def with_rows_off_hosts(self) -> "Assignment | None":
         """Return the assignment with more rows in HBM on hosts that lack room, however slow.
 
-        None if that is not enough.
+        None if that is not enough. Without it, one plan of nine took twice as long.
         """
         instance = self.instance
         finite = instance.prices[1:-1]
@@ -133,9 +133,7 @@ class Assignment:
             if knapsack is None:
                 return None
             knapsacks.append(knapsack)
-        spared = Assignment(
-            self.instance, self.shards, self.replicas, knapsacks, self.sums, self.moves
-        )
+        spared = replace(self, knapsacks=knapsacks)
         fits = (spared.hosts({})[1] <= self.instance.all_dram_bytes).all()
         return spared if fits else None
 

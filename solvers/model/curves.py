@@ -1,17 +1,37 @@
-"""Keep the latest cost curves of shards, weigh curves, and find tables that share them."""
+"""Cost curves of shards: keep the latest, weigh them, find tables that share them, price them.
+
+Shards are rated at prices of a byte of HBM (`prices_of`).
+"""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from cost_models import CostCurve
+import numpy as np
+
+from cost_models import ColdHome, CostCurve, ShardingOption, TableShard
 from placer.problem import Problem
-from solvers.model.knapsack import Float
+from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of
+
+if TYPE_CHECKING:
+    from solvers.model.instance import Instance
 
 T = TypeVar("T")
 
 _CURVES = 4096
 """Number of curves kept. Priced costs are far smaller and all kept."""
+
+_PRICED_TABLES = 500
+"""With more tables, an even sample sets the prices."""
+
+_COARSE_RATIO = 2.0
+_FINE_RATIO = 1.08
+_FINE_SPAN = 8.0
+"""Prices are dense around the one at which whole tables fill all HBM, up to this factor."""
+
+_LEAST_WORTH = 1e-30
+"""Bytes of HBM are worth nothing if worth this much less than others."""
 
 
 class Latest(OrderedDict[tuple[object, ...], T]):
@@ -65,3 +85,78 @@ def alike_tables(problem: Problem) -> list[int]:
             )
         alike.append(first.setdefault(key, number))
     return alike
+
+
+def pareto(points: Float) -> Float:
+    """Return the points that are faster than all points with fewer bytes, (5 + phases, k).
+
+    Examples
+    --------
+    >>> pareto(np.array([[3.0, 1.0, 2.0], [0.5, 1.0, 2.0]]))
+    array([[1. , 3. ],
+           [1. , 0.5]])
+    """
+    order = np.lexsort((points[GPU_S], points[BYTES]))
+    seconds = points[GPU_S, order]
+    before = np.concatenate(([np.inf], np.minimum.accumulate(seconds)[:-1]))
+    return points[:, order[seconds < before]]
+
+
+def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
+    """Return falling prices of a byte, in seconds, dense around the one at which HBM is full.
+
+    Parameters
+    ----------
+    whole : sequence of float64, shape (5 + phases, m)
+        Costs of whole tables, as `costs_of` has them.
+    """
+    low, high = np.inf, 0.0
+    for points in whole:
+        more = np.diff(points[BYTES])
+        saved = -np.diff(points[GPU_S])
+        worth = saved[(more > 0) & (saved > 0)] / more[(more > 0) & (saved > 0)]
+        if worth.size:
+            low, high = min(low, float(worth.min())), max(high, float(worth.max()))
+    least = high * _LEAST_WORTH
+    if least < np.finfo(np.float64).tiny * 2:  # Smaller numbers lose digits and become 0.
+        return np.array([np.inf, 0.0])
+    low = max(low, least)
+    steps = int(np.log(high / low) / np.log(_COARSE_RATIO)) + 3
+    coarse = np.geomspace(high * 2, low / 2, steps)
+    taken = np.zeros(steps)
+    for points in whole:
+        at = np.argmin(points[GPU_S] + coarse[:, None] * points[BYTES], axis=1)
+        taken += points[BYTES, at]
+    filling_price = coarse[min(steps - 1, int(np.searchsorted(taken, hbm_bytes)))]
+    first, last = (min(max(p, low / 2), high * 2) for p in
+                   (filling_price * _FINE_SPAN, filling_price / _FINE_SPAN))  # fmt: skip
+    steps = max(2, int(np.log(first / last) / np.log(_FINE_RATIO)) + 1)
+    every = np.concatenate((coarse, np.geomspace(first, last, steps)))
+    return np.concatenate(([np.inf], np.unique(every)[::-1], [0.0]))
+
+
+def prices_of(instance: "Instance") -> Float:
+    """Return prices of a byte of HBM, in seconds, from infinity down to 0.
+
+    They are dense around the price at which all whole tables together fill all HBM.
+    """
+    sample = range(0, instance.tables, 1 + instance.tables // _PRICED_TABLES)
+    gpu, hbm_bytes = (
+        instance.kinds[0],
+        float(instance.all_hbm_bytes * len(sample) / instance.tables),
+    )
+    whole = [costs_of(instance.curve(instance.whole(table), gpu)) for table in sample]
+    if sum(float(points[BYTES].min()) for points in whole) > hbm_bytes:
+        # Buffers do not fit: some tables need lookups with fewer. Bounds are up to 3% closer.
+        whole = [
+            pareto(np.hstack([costs_of(instance.curve(s, gpu)) for s in instance.uncut(table)]))
+            for table in sample
+        ]
+    prices = prices_for(whole, hbm_bytes)
+    if not instance.lacks_dram:
+        return prices
+    # A row that leaves HBM may save others the way to the drive, and be worth far more.
+    on_drive = ShardingOption(home=ColdHome(1.0))
+    driven = [costs_of(instance.curve(TableShard(table, on_drive), gpu)) for table in sample]
+    both = np.unique(np.concatenate((prices, prices_for(driven, hbm_bytes))))
+    return both[::-1]

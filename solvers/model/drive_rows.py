@@ -1,4 +1,4 @@
-"""Choose which rows of shards lie on drives, if their sharding options leave that open.
+"""Decide whether drives hold rows, and which, if sharding options leave that open.
 
 At a price of a byte of DRAM, the coldest rows of a shard belong on the drive: those whose time
 costs less than their bytes in DRAM. With a lower price, a GPU is faster and takes more DRAM. GPUs
@@ -32,6 +32,31 @@ _MOST_FILLED = 3
 
 _EXACT = 1e-4
 """Relative precision of the time of a host's GPUs."""
+
+
+_FILLED = 0.5
+"""Share of HBM that is assumed to hold rows instead of buffers."""
+
+
+def takes_drives(instance: "Instance") -> bool:
+    """Return whether tables may exceed HBM and DRAM and drives take the rest."""
+    topology = instance.problem.topology
+    with_gpus = [host for host in topology.hosts if topology.gpus_of(host.id)]
+    has_drives = all(host.drive is not None for host in with_gpus)
+    return has_drives and _is_too_large(instance)
+
+
+def takes_servers(instance: "Instance") -> bool:
+    """Return whether tables may exceed the memory of hosts with GPUs and servers take the rest.
+
+    Hosts with GPUs are then mostly full.
+    """
+    return instance.servers > 0 and _is_too_large(instance)
+
+
+def _is_too_large(instance: "Instance") -> bool:
+    tables = sum(one.table.total_bytes for one in instance.problem.profile)
+    return tables > instance.all_hbm_bytes * _FILLED + float(instance.all_dram_bytes.sum())
 
 
 class DriveRows:

@@ -31,17 +31,12 @@ from cost_models import (
 from cost_models.arenas import Arena, ArenaCosts
 from placer.plan.memory import home_of, key_map_bytes
 from placer.problem import Problem
-from solvers.model.arena_times import ArenaTimes
-from solvers.model.constraint_rules import ConstraintRules
-from solvers.model.curves import Latest, alike_tables, weighed
-from solvers.model.delays import Delay
-from solvers.model.drive_rows import DriveRows, is_open
+from solvers.model.constraint_rules import ConstraintRules, search_space
+from solvers.model.curves import Latest, alike_tables, prices_of, weighed
+from solvers.model.drive_rows import DriveRows, is_open, takes_drives, takes_servers
 from solvers.model.knapsack import Float, costs_at_price, priced_costs
-from solvers.model.objective import Objective
-from solvers.model.option_words import search_space
-from solvers.model.prices import prices_of
-from solvers.model.replicas import Replicas
-from solvers.model.scarce_memory import objective_of_servers, takes_drives, takes_servers
+from solvers.model.objective import Delay, Objective, objective_of_servers
+from solvers.model.shared_costs import ArenaTimes, Replicas
 
 Block = tuple[TableShard, ...]
 """Shards that one GPU has to serve; mostly a single one."""
@@ -264,8 +259,6 @@ class Instance:
         """Return the weighed curve of the cost model."""
         curve = self.model_curve(shard, gpu)
         objective = self.objective if self.is_gpu(gpu) else self.objective_of_servers
-        if objective.is_plain_sum and not (self.host_share or self.dram_price):
-            return curve
         peers = self.host_of_gpu.count(self.host_of_gpu[gpu])
         return weighed(curve, objective.weights, self.host_share, peers, self.dram_price)
 

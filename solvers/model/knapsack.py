@@ -219,12 +219,9 @@ def _point_between(
     more = flat[every, above] - low
     # If the last price fits, so do all rows. Bytes are whole, so half a byte is none.
     part = np.minimum(np.maximum((room - low) / np.maximum(more, 0.5), 0.0), 1.0)
-    if bytes_.ndim == 2:
-        return here, above, part, price_index < 0
-    here, above, part, unfit = (
-        of.reshape(bytes_.shape[:-1]) for of in (here, above, part, price_index < 0)
-    )
-    return here, above, part, unfit
+    shape = bytes_.shape[:-1]
+    here, above, unfit = (of.reshape(shape) for of in (here, above, price_index < 0))
+    return here, above, part.reshape(shape), unfit
 
 
 def solve_knapsack(

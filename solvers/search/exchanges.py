@@ -11,7 +11,7 @@ from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment, Change
 from solvers.model.instance import Block
 from solvers.model.knapsack import Float, Int, phases_of_swaps
-from solvers.model.replicas import total
+from solvers.model.shared_costs import total
 
 _MOST_SWAPS = 4000
 """Rate at most this many swaps together, so that arrays stay in a processor's cache."""

@@ -12,7 +12,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.model.knapsack import least_times
 from solvers.model.read_plan import is_one_of, read_shards
-from solvers.model.replicas import total
+from solvers.model.shared_costs import total
 from solvers.search.moves import resharded
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from solvers.model.assignment import Assignment, Change, least_loaded
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_with
-from solvers.model.replicas import total
+from solvers.model.shared_costs import total
 
 MOST_SHARDS = 8
 """If an option has more shards than this, try them on all GPUs."""

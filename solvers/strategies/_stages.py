@@ -8,8 +8,8 @@ import numpy as np
 from solvers.bounds.least_cost import waits
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
-from solvers.model.delays import Delay
 from solvers.model.instance import Instance, ShardingOption
+from solvers.model.objective import Delay
 from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
 from solvers.search.candidates.shards import assigned

@@ -1,10 +1,15 @@
-"""Time of arenas besides launches: the only part of a GPU's time that belongs to no shard.
+"""Costs of a GPU beside those of its shards: time of arenas, and rows that every GPU has.
 
-It depends on which rows are in HBM (`cost_models.arenas.ArenaCosts`), so only whole assignments
-have it. Ratings of changes and bounds leave it out.
+Arenas take time besides launches, which depends on which rows are in HBM
+(`cost_models.arenas.ArenaCosts`), so only whole assignments have it. Ratings of changes and bounds
+leave it out. A model may replicate hundreds of small tables, and a search needs their sums at every
+move.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +17,10 @@ from cost_models import TableShard
 from cost_models.arenas import Arena, ArenaCosts, ArenaLoad, Float, arena_of
 from cost_models.step_equation.loads import slice_load
 from placer.problem import Problem
+from solvers.model.knapsack import OF_GPU
+
+if TYPE_CHECKING:
+    from solvers.model.instance import Instance
 
 
 class ArenaTimes:
@@ -84,3 +93,44 @@ class ArenaTimes:
         pooled = cold == "host" and cold_rows > 0
         cached_rows = cold_rows if cold == "staged" else 0
         return load._replace(cached_rows=cached_rows, pooled_lookups=lookups if pooled else 0.0)
+
+
+class Replicas:
+    """Sums over an assignment's replicas; `Instance.replicated` caches them.
+
+    Attributes
+    ----------
+    shards : tuple of TableShard
+    """
+
+    def __init__(self, instance: "Instance", shards: tuple[TableShard, ...]) -> None:
+        self._instance = instance
+        self.shards = shards
+
+    @cached_property
+    def costs(self) -> list[Float]:
+        """Costs on each kind of GPU, each of shape (5 + phases,)."""
+        instance = self._instance
+        none = np.zeros(instance.rows_of_costs)
+        return [
+            sum((instance.priced_costs(one, gpu)[:, 0] for one in self.shards), none)
+            for gpu in instance.kinds
+        ]
+
+    @cached_property
+    def totals(self) -> list[Float]:
+        """Bytes and seconds on each kind of GPU, each of shape (2 + phases, prices)."""
+        return [total(self._instance, self.shards, gpu) for gpu in self._instance.kinds]
+
+    @cached_property
+    def arenas(self) -> Counter[Arena]:
+        """Number of replicas in each arena."""
+        return Counter(map(self._instance.arena_of, self.shards))
+
+
+def total(instance: "Instance", shards: Iterable[TableShard], gpu: int) -> Float:
+    """Return bytes and seconds of shards on a GPU at each price, shape (2 + phases, prices)."""
+    summed = np.zeros((instance.rows_of_costs - 3, instance.prices.size))
+    for shard in shards:
+        summed += instance.priced_costs(shard, gpu)[OF_GPU]
+    return summed
