@@ -50,6 +50,9 @@ it soon examines all plans."""
 _RELAXED_TABLES = 200
 """Beyond that, solve its first relaxation up to this many tables; GPUs hardly change its size."""
 
+_EARLY_SHARE = 0.1
+"""Share of the time left for annealing before a first relaxation."""
+
 _DELAYED_BOUNDS = 1.2
 """Time of a bound with delays, as a multiple of the first bound's."""
 
@@ -175,9 +178,20 @@ def anneal(search: Search, share: float) -> Assignment | None:
     near: Assignment | None = None
     if instance.problem.widths and instance.servers and instance.dram_price and not search.repeated:
         # Single moves rarely turn a whole table on a server into one that servers and GPUs share.
-        # So runs also start near a relaxation. Without narrow rows that found worse plans.
+        # So runs also start near a relaxation. Without narrow rows that found worse plans. Relaxing
+        # takes long if it may look for plans as slow as the first.
+        search.keep(
+            annealing.anneal(
+                search.best,
+                target_s=search.target_s,
+                seed=search.seed,
+                clock=search.clock.part(_EARLY_SHARE),
+            )
+        )
         prove(search, share, is_first=True)
         near = None if search.branched is None else search.branched.near
+        # A poor one leads nowhere; then the first placement gives another way.
+        near = min(filter(None, (near, *search.earlier[:1])), key=_step_s, default=None)
     return annealing.anneal(
         search.best,
         other=near,
@@ -185,6 +199,10 @@ def anneal(search: Search, share: float) -> Assignment | None:
         seed=search.another_seed(),
         clock=search.clock.part(share),
     )
+
+
+def _step_s(assignment: Assignment) -> float:
+    return assignment.step_time_s
 
 
 def is_branched(instance: Instance) -> bool:
@@ -236,19 +254,24 @@ def _count_delays(search: Search) -> None:
     """Raise this bound and later ones by the time that phases delay one another."""
     instance = search.instance
     delay = Delay.of(instance.objective.schedule)
-    if (
-        search.best is None
-        or search.delayed
-        or delay is None
-        or not delay.is_likely(search.best.phase_s)
-    ):
+    if search.best is None or search.delayed or delay is None:
         return
-    if waits(instance, delay.lane.before, delay.lane.begin_s):
-        # Only bounds count delays: searches find better plans without.
-        weights = np.eye(1 + len(instance.objective.schedule.chains))[-1]
-        other = instance.recounted(weights, delay=delay)
-        # The known time of hosts' memory excludes the fixed time of a step, which differs here.
-        known = search.lagrangian
-        dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
-        search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
-        search.prove(search.delayed.bound_s)
+    has_servers = instance.needs_servers and instance.dram_price > 0
+    if not has_servers and not delay.is_likely(search.best.phase_s):
+        return
+    if not waits(instance, delay.lane.before, delay.lane.begin_s):
+        return
+    # Only bounds count delays: searches find better plans without.
+    chains = len(instance.objective.schedule.chains)
+    if has_servers:  # They exchange many ids. Branch and bound alone counts what that delays.
+        weights = np.append(instance.objective.chain_weights, 0.0)
+        counted = {"dram_price": instance.dram_price, "server_share": instance.server_share}
+        other = instance.recounted(weights, delay=delay, **counted)
+        search.delayed = replace(search, instance=other)
+        return
+    other = instance.recounted(np.eye(1 + chains)[-1], delay=delay)
+    # The known time of hosts' memory excludes the fixed time of a step, which differs here.
+    known = search.lagrangian
+    dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
+    search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
+    search.prove(search.delayed.bound_s)

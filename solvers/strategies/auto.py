@@ -27,7 +27,8 @@ class AutoParams:
         Time for annealing if the problem is too large for branch and bound.
     branched_annealing_share, proof_share : float
         Time for annealing otherwise, and for branch and bound. If drives hold rows, annealing gets
-        the mean of both annealing shares.
+        the mean of both annealing shares; if servers hold rows too, branch and bound gets
+        `annealing_share`.
     """
 
     greedy_share: float = 0.25
@@ -54,10 +55,14 @@ class Auto(StagedStrategy):
             return [Stage("candidates", choose)]
         p = self.params
         share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
-        if instance.lacks_dram:  # The proof and annealing both take long.
+        if instance.lacks_dram and not instance.servers:  # The proof and annealing both take long.
             share = (share + p.annealing_share) / 2
+        # With servers, too, the proof decides the most, and begins again each time.
+        proof_share = (
+            p.annealing_share if instance.servers and instance.lacks_dram else p.proof_share
+        )
         return [
             Stage("greedy", lambda search: construct(search, p.greedy_share)),
             Stage("annealed", lambda search: anneal(search, share)),
-            Stage("branched", lambda search: prove(search, p.proof_share)),
+            Stage("branched", lambda search: prove(search, proof_share)),
         ]

@@ -33,6 +33,8 @@ decide which tables are on GPUs, on servers, or on both. On both, each side has 
 
     Σ_k,g of a side x[p,k,g] summed over shards p of t in o ≥ z[t,o]            for each o
 
+The next branches decide how these tables are cut and which servers have their shards.
+
 The program leaves out seconds of hosts' memory, how DRAM is divided among hosts, lanes that phases
 share, and constraints on which GPUs serve a table. These only make steps longer, so bounds hold.
 """

@@ -79,7 +79,7 @@ class Branches:
         if by_arena is not None:
             return self.kept(by_arena)
         if node.depth > -len(self.order):
-            return self._layouts(node, self.order[-node.depth])
+            return self._layouts(node, self._servers_first(node)[-node.depth])
         tables, counts = np.unique(f.table_of[node.options], return_counts=True)
         several = set(tables[counts > 1].tolist())
         table = next((table for table in self.order if table in several), None)
@@ -98,6 +98,22 @@ class Branches:
             return None
         table, every = int(node.undecided.argmax()), ((True, False), (False, True), (True, True))
         return self.kept([replace(node, sides={**node.sides, table: each}) for each in every])
+
+    def _servers_first(self, node: Node) -> list[int]:
+        """Return the order of tables with those first that servers share with GPUs or hold alone.
+
+        Servers are few and their shards long, so a relaxation is most wrong there.
+        """
+        sides = {table: node.sides.get(table, (True, False)) for table in self.order}
+        return sorted(self.order, key=lambda table: (not sides[table][1], not sides[table][0]))
+
+    def _is_on_sides(self, node: Node, table: int, way: Way) -> bool:
+        """Return whether GPUs and servers serve shards of a table as the node decided."""
+        if table not in node.sides or not way.counts:
+            return True
+        serves = np.isin([group.kind for group in node.groups], self.formulation.server_kinds)
+        used = np.sum(way.counts, axis=0) > 0
+        return (bool(used[~serves].any()), bool(used[serves].any())) == node.sides[table]
 
     def _by_arena(self, node: Node) -> list[Node] | None:
         """Divide a node by whether an arena is on fewer or on more GPUs than in its relaxation.
@@ -124,7 +140,9 @@ class Branches:
         f, most = self.formulation, _PLACEMENTS
         ways: dict[Layout, list[Way]] = {}
         for layout in layouts_of(f, node, table):
-            every = list(islice(ways_to_serve(node.groups, table, layout), most + 1))
+            possible = ways_to_serve(node.groups, table, layout)
+            on_sides = (way for way in possible if self._is_on_sides(node, table, way))
+            every = list(islice(on_sides, most + 1))
             if every:
                 ways[layout] = every
         one_way = [layout for layout, every in ways.items() if len(every) == 1]

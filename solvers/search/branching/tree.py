@@ -36,8 +36,8 @@ _LARGEST_STEP, _LEAST_STEP = 0.5, 0.95
 _MOST_POINTS = 2_000_000
 """Merge similar points if all curves have more; give up if more are left."""
 
-_ROOT_ROUNDS, _NODE_ROUNDS = 12, 2
-"""Largest number of programs for the root, and for any other node."""
+_ROOT_ROUNDS, _NODE_ROUNDS, _MOST_ROUNDS = 12, 2, 8
+"""Largest number of programs for the root, for any other node, and for one that lacks points."""
 
 _GAP_FACTOR = 0.7
 """Share of the known gap that the first search looks for. It also limits the gap of a search after
@@ -358,10 +358,16 @@ def branch_and_bound(
 def relaxed(
     formulation: Formulation, node: Node, most: float, time_limit_s: float, rounds: int
 ) -> Relaxed:
-    """Return a node's relaxation after at most this many programs, each with more points."""
+    """Return a node's relaxation after at most this many programs, each with more points.
+
+    Once sides of tables are decided, more programs follow as long as the bound is below the node's:
+    then they lack points, and their solution says nothing of what to decide next.
+    """
     best: Relaxed | None = None
     deadline = time.monotonic() + time_limit_s
-    for _ in range(rounds):
+    for number in range(max(rounds, _MOST_ROUNDS)):
+        if number >= rounds and (not node.sides or best is None or best.bound >= node.bound):
+            break
         found = GroupProgram(formulation, node, most).solve(deadline - time.monotonic())
         if not found.is_solved:
             return best or found
