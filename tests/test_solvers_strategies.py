@@ -21,6 +21,7 @@ from placer.plan.verify import verify
 from placer.units import format_bytes
 from solvers import Limits, Solver, SolveResult
 from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories
+from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.strategies import dp as dp_module
 from solvers.strategies._packing import Needs, pack
@@ -397,3 +398,16 @@ def test_blocks_go_where_their_host_has_memory_left() -> None:
     blocks = {(TableShard(table, ShardingOption()),): needs for table in range(3)}
     gpu_of = pack(instance, blocks, np.array([0.0, 9.0]), np.zeros(2))
     assert [*gpu_of.values()] == [0, 1, -1]
+
+
+def test_rows_may_fill_a_host_exactly() -> None:
+    def assigned(dram_bytes: int) -> Assignment | None:
+        topology = machine(1, hbm_bytes=1 << 15, dram_bytes=dram_bytes)
+        instance = Instance(problem_of(zipf_table("t", 1000), topology=topology), Roofline())
+        return Assignment.of(instance, [(TableShard(0, ShardingOption(cold="uva")), 0)])
+
+    roomy = assigned(1 << 20)
+    assert roomy is not None
+    needed = int(roomy.hosts({})[1][0])
+    assert assigned(needed) is not None
+    assert assigned(needed - 1) is None
