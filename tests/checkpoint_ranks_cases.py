@@ -107,7 +107,7 @@ def through_files(rank: int, world: int, first: int, folder: Path) -> dict[str, 
 def half_precision(rank: int, world: int, folder: Path) -> None:
     """The bits of float16 and bfloat16 arrive as they are."""
     tables = [
-        replace(table_with("adam", ("sum",), name=f"{dtype} {how}"), dtype=dtype)
+        replace(table_with("adagrad", ("sum",), name=f"{dtype} {how}"), dtype=dtype)
         for dtype in ("float16", "bfloat16")
         for how in ("cut", "copied")
     ]

@@ -13,6 +13,8 @@ import pytest
 from calibration_cases import SECONDS, calibration, dataset, first, saved
 from cli_cases import invoke, succeed
 from fast_and_full import mostly_slow
+from plan_cases import machine
+from problem_cases import problem_of, zipf_table
 
 from cost_models import Calibrated, Roofline, cost_model
 from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations
@@ -449,3 +451,11 @@ def test_the_cost_model_stays_quick_to_import() -> None:
         "'torchrec', 'scipy', 'scipy.optimize', 'placer.measurement'} & sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_model_keeps_no_costs_of_another_problem() -> None:
+    tables = [zipf_table("t", 1000, optimizer=name) for name in ("rowwise_adagrad", "adam")]
+    one, other = (problem_of(table, topology=machine(1)) for table in tables)
+    model = Calibrated(calibration())
+    before, after = (model.unit_costs(problem, 0, 0) for problem in (one, other))
+    assert before != after == Calibrated(calibration()).unit_costs(other, 0, 0)

@@ -34,6 +34,9 @@ def test_profile(workbench: Workbench, tmp_path: Path) -> None:
     assert result.stderr == f"profile written to {tmp_path / 'p'}\n"
     loaded = placer.Profile.load(tmp_path / "p")
     assert loaded.samples == 1500
+    (tmp_path / "log.csv").write_text("user,item\n" + "1,2\n" * 9)
+    told = succeed("profile", tmp_path / "log.csv", "-o", tmp_path / "q").stderr
+    assert "no column is the label, which training needs" in told
     assert {profile.table.dim for profile in loaded} == {4}
 
 

@@ -28,6 +28,7 @@ from cost_models import Calibrated, CostReport, Roofline, ShardingOption, TableS
 from cost_models.roofline import SORT_BYTES_PER_LOOKUP, UPDATE_KERNELS, RooflineConstants
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.loads import ID_BYTES, LENGTH_BYTES
+from cost_models.step_equation.work import is_mapped
 from placer import (
     AccessCdf,
     Constraints,
@@ -441,12 +442,23 @@ def test_strips_of_columns_send_their_columns() -> None:
 
 def test_row_slices_under_max_send_rows_one_by_one() -> None:
     pair = uniform(2, pooling="max")
+    (profile,) = pair.profile
+    features = (*profile.table.features, Feature("in no sample", coverage=0.0, pooling="max"))
+    more = replace(profile, table=replace(profile.table, features=features))
+    unread = replace(pair, profile=replace(pair.profile, tables=(more,)))
     slices = [in_hbm("t", (i, 4, 2), (0, 16), f"gpu:{i}") for i in range(2)]
     sent = LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * LOOKED_UP / 2 * W
-    for gpu in roofline(pair, *slices).gpus:
+    for gpu in (*roofline(pair, *slices).gpus, *roofline(unread, *slices).gpus):
         assert gpu.communication_s == pytest.approx(sent / 2 / 1e11)
     (curve,) = (PLAIN.cost_curve(pair, shard, 0) for shard in [TableShard(0, ShardingOption(2))])
     assert curve.gpu_s[-1] + LAUNCHED == pytest.approx(roofline(pair, *slices).gpus[0].total_s)
+
+
+def test_rows_in_the_order_of_their_ids_need_no_map() -> None:
+    drawn, counted = zipf_table("t", 4), counted_table("t", [4, 3, 2, 1])
+    hot, cold, sliced = (in_hbm("t", rows, (0, 16)) for rows in ((0, 1, 1), (1, 4, 1), (1, 4, 2)))
+    assert [is_mapped(drawn, [hot, other]) for other in (cold, sliced)] == [False, True]
+    assert [is_mapped(counted, shards) for shards in ([cold], [hot, cold])] == [False, True]
 
 
 def test_replicas_on_some_gpus_serve_the_others_too() -> None:

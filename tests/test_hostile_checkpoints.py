@@ -226,15 +226,23 @@ def test_other_content_is_refused(value: object) -> None:
         read_tensors(io.BytesIO(written(value)))
 
 
-def test_compressed_and_overlapping_members_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("method", "order", "says"),
+    [
+        (zipfile.ZIP_DEFLATED, b"little", "larger than the file"),
+        (zipfile.ZIP_STORED, b"big", "big-endian"),
+    ],
+    ids=["compressed", "big-endian"],
+)
+def test_other_archives_are_refused(method: int, order: bytes, says: str) -> None:
     content, packed = written(torch.zeros(100_000)), io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(content)) as plain,
-        zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as small,
+        zipfile.ZipFile(packed, "w", method) as other,
     ):
         for name in plain.namelist():
-            small.writestr(name, plain.read(name))
-    with pytest.raises(TensorFileError, match=r"larger than the file"):
+            other.writestr(name, order if name.endswith("byteorder") else plain.read(name))
+    with pytest.raises(TensorFileError, match=says):
         read_tensors(packed)
 
 

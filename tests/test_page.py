@@ -13,6 +13,8 @@ from typing import Any, get_args
 import pytest
 from browser_cases import Browser, browser, needs_chromium
 from cli_cases import Workbench, fail, make_workbench, succeed
+from plan_cases import in_dram, in_hbm, machine
+from problem_cases import plan_for, problem_of, zipf_table
 
 from cost_models import Roofline
 from placer import Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
@@ -21,8 +23,10 @@ from placer.report.picture import MARKERS, SERIES
 from placer.workloads import named_workload
 from solvers import solve
 from solvers.bounds.binding import Binding, Resource
+from solvers.model.instance import Instance
 from solvers.report import plan_report
 from solvers.report.page import Answers, Questions, ask, write_page
+from solvers.report.page.answers import _reasons
 from solvers.report.page.figures import PATTERNS, label, memory_charts, time_chart
 from solvers.report.page.render import charts_of, script_json, table_map
 from solvers.report.page.verdict import verdict
@@ -444,3 +448,10 @@ def test_a_question_to_a_file_is_answered_in_values(bench: Workbench) -> None:
     assert set(answers.reasons) == {table.name for table in answers.plan.tables}
     assert answers.comparison is None
     assert answers.front == ()
+
+
+def test_a_split_is_explained_by_the_shard_that_would_gain_most() -> None:
+    problem = problem_of(zipf_table("t", 1000), topology=machine(2, hbm_bytes=1 << 14))
+    shards = in_hbm("t", (0, 1000, 2), (0, 16)), in_dram("t", (1, 1000, 2), (0, 16), "gpu:1")
+    reasons = _reasons(Instance(problem, Roofline()), plan_for(problem, *shards))
+    assert reasons["t"].startswith("A byte of HBM would save its hottest rows any number of times")

@@ -87,6 +87,13 @@ def test_a_window_that_is_much_of_a_log() -> None:
     assert table.unique(50_000) <= 20_000
 
 
+def test_no_row_is_touched_more_often_than_it_is_read() -> None:
+    """Hot rows come again every 200 lookups; all others come once."""
+    hot, cold = np.tile(np.arange(100), (200, 1)), np.arange(100, 20_100).reshape(200, 100)
+    table = measured(np.hstack([hot, cold]).ravel(), rows=20_100)
+    assert 100 < table.unique(200) <= 200
+
+
 def test_measurements_are_spread_over_a_long_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log whose second half has twice the rows, in stretches of 500 samples."""
     monkeypatch.setattr("placer.profile.locality.STRETCH_SAMPLES", 500)

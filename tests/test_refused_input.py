@@ -15,7 +15,7 @@ import torch.distributed as dist
 from training_cases import plan_for, small_log
 
 from cost_models import Roofline
-from placer import Feature, Plan, Problem, Shard, Table, Topology
+from placer import Feature, Plan, Problem, Profile, Shard, Table, Topology
 from placer.data import open_log
 from placer.data.files.opening import Unpacked
 from placer.data.files.staging import Staging
@@ -176,6 +176,18 @@ def test_a_profile_of_a_name_that_no_file_has_is_not_there(tmp_path: Path) -> No
     for name in ("a" * 5000, "a\0b"):
         named = replace(plan, provenance=replace(plan.provenance, profile=name))
         assert profile_of(named, tmp_path / "plan.json") is None
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"profile": Profile(())}, "the profile has no table"),
+    ({"batch_size": 0}, "at least 1 sample per GPU, not 0"),
+    ({"pipeline": "eager"}, "no pipeline is called 'eager'; there are look-ahead and serial"),
+    ({"exchange_dtype": "int4"}, "exchange type 'int4' is none of float32"),
+])  # fmt: skip
+def test_problems_out_of_range(change: dict[str, Any], message: str) -> None:
+    problem = Problem(named_workload("random-2"), Topology.parse("1xh100"), batch_size=1)
+    with pytest.raises(ProblemError, match=message):
+        replace(problem, **change)
 
 
 @pytest.mark.parametrize("change", [{"devices": ("gpu:9",)}, {"rows": (0, 12, 0)}])

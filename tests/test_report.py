@@ -248,6 +248,7 @@ def test_compare_rows_are_the_results(comparison: list[CompareRow]) -> None:
     assert roomy.hbm_budget_bytes == 2**32
     assert roomy.gap == pytest.approx(max(0, roomy.step_time_s / roomy.bound_s - 1))
     assert 0 < roomy.hbm_used_bytes <= 2 * 2**32
+    assert 0 <= roomy.hbm_left_bytes < 2**32 - roomy.hbm_used_bytes / 2  # Of the fullest GPU.
 
 
 def test_compare_report_in_three_formats(comparison: list[CompareRow]) -> None:

@@ -13,7 +13,7 @@ from plan_cases import machine, sized
 from problem_cases import problem_of, problems, resident_buffers, zipf_table
 from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
-from cost_models import Roofline, ShardingOption
+from cost_models import Roofline, ShardingOption, TableShard
 from placer import Constraints, Problem, TableRule, Topology
 from placer.constraints.unmet import unmet
 from placer.plan.fields import Memory
@@ -21,8 +21,10 @@ from placer.plan.verify import verify
 from placer.units import format_bytes
 from solvers import Limits, Solver, SolveResult
 from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories
+from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
 from solvers.strategies import dp as dp_module
+from solvers.strategies._packing import Needs, pack
 from solvers.strategies.beam import Beam
 from solvers.strategies.dp import DynamicProgramming
 from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
@@ -387,3 +389,25 @@ def test_where_nothing_fits_memories_are_named() -> None:
     assert f"rows take {format_bytes(taken)} with optimizer state, beside buffers; " in unknown
     sizes = ", ".join(f"{format_bytes(has[m])} of {m.upper()}" for m in ("hbm", "dram", "ssd"))
     assert f"there are {sizes}. " in unknown
+
+
+def test_blocks_go_where_their_host_has_memory_left() -> None:
+    two = problem_of(*(zipf_table(name, 10) for name in "abc"), topology=machine(1, 2))
+    instance = Instance(two, Roofline())
+    needs = Needs(np.ones(2), np.zeros(2), 0.6 * instance.dram_bytes)
+    blocks = {(TableShard(table, ShardingOption()),): needs for table in range(3)}
+    gpu_of = pack(instance, blocks, np.array([0.0, 9.0]), np.zeros(2))
+    assert [*gpu_of.values()] == [0, 1, -1]
+
+
+def test_rows_may_fill_a_host_exactly() -> None:
+    def assigned(dram_bytes: int) -> Assignment | None:
+        topology = machine(1, hbm_bytes=1 << 15, dram_bytes=dram_bytes)
+        instance = Instance(problem_of(zipf_table("t", 1000), topology=topology), Roofline())
+        return Assignment.of(instance, [(TableShard(0, ShardingOption(cold="uva")), 0)])
+
+    roomy = assigned(1 << 20)
+    assert roomy is not None
+    needed = int(roomy.hosts({})[1][0])
+    assert assigned(needed) is not None
+    assert assigned(needed - 1) is None

@@ -24,6 +24,7 @@ SMALL = Topology("small", PAIR, (HOST,), PCIE)
         ({"gpus": (replace(PAIR[0], memory_bytes=-1),)}, "gpu:0 needs memory"),
         ({"gpus": (replace(PAIR[0], hbm_bytes_per_s=0),)}, "positive HBM bandwidth"),
         ({"hosts": (replace(HOST, dram_bytes_per_s=0),)}, "positive DRAM bandwidth"),
+        ({"hosts": (replace(HOST, memory_bytes=-1),)}, "host:0 needs memory"),
         ({"links": PCIE[:1]}, "gpu:1 has no pcie link to host:0"),
         ({"links": (*PCIE, Link("gpu:0", "gpu:9", "nvlink", 1.0))}, "no device is called 'gpu:9'"),
         ({"links": (*PCIE, Link("gpu:0", "gpu:1", "nvlink", 1.0))}, "a GPU to its own host"),
@@ -80,7 +81,8 @@ def test_an_exchange_within_a_host_leaves_out_what_stays() -> None:
     assert SMALL.exchange_s("gpu:0", 8) == 2.0
     nvlink = tuple(Link(gpu.id, "host:0", "nvlink", 8.0) for gpu in PAIR)
     assert replace(SMALL, links=(*PCIE, *nvlink)).exchange_s("gpu:0", 8) == 0.5
-    alone = replace(SMALL, gpus=PAIR[:1], links=PCIE[:1])
+    hosts = (replace(HOST, memory_bytes=0),)  # All may be in HBM.
+    alone = replace(SMALL, gpus=PAIR[:1], hosts=hosts, links=PCIE[:1])
     assert alone.exchange_s("gpu:0", 8) == 0
 
 
@@ -108,6 +110,18 @@ def test_a_sum_over_all_gpus_goes_around_rings() -> None:
     # 2 · 3/4 of 8 bytes from peer to peer at 2 bytes a second, and through each host's network.
     assert two_hosts(100.0).allreduce_s(8) == 6.0
     assert two_hosts(1.0).allreduce_s(8) == 12.0
+
+
+def test_only_links_that_a_collective_uses_slow_it() -> None:
+    machine = two_hosts(1.0)
+    racks = [Link(host.id, f"rack:{host.id}", "rack", 0.1, 9.0) for host in machine.hosts]
+    alone = replace(machine, links=(*machine.links, *racks))  # Each host is alone in its rack.
+    assert alone.allreduce_s(8) == machine.allreduce_s(8)
+    assert alone.exchange_latency_s == machine.exchange_latency_s == 0
+    # The GPUs of one host reach each other over PCIe; the other host has one GPU.
+    links = [replace(link, latency_s=7.0) for link in machine.links if link.kind == "pcie"]
+    three = replace(machine, gpus=machine.gpus[:3], links=(*links[:3], *machine.links[4:]))
+    assert three.exchange_latency_s == 7.0
 
 
 def test_hosts_without_a_network_cannot_exchange() -> None:

@@ -109,7 +109,9 @@ def test_the_command_shows_a_table_json_and_csv(workbench: Workbench) -> None:
     how = ("pilot", "--profile", workbench.profile, "--data", workbench.log, "--seeds", "2")
     how += ("--batch-size", "64", "--steps", "3", "--widths", "int8")
     how += ("--eval-data", workbench.parquet)
-    assert "no worse than float32's worst seed" in succeed(*how).stdout
+    shown = succeed(*how).stdout
+    assert "no worse than float32's worst seed" in shown
+    assert any(one.startswith("float32 ") and one.endswith(" yes") for one in shown.splitlines())
     found = json.loads(succeed(*how, "--format", "json").stdout)
     usual, narrow = found["candidates"]
     assert (usual["name"], narrow["name"]) == ("float32", "cold rows int8")

@@ -295,10 +295,11 @@ class TestConstraints:
         own = planned((1000, 64), constraints=asked, topology=topology)[1]["t0"]
         assert [shard.shard_sizes[0] for shard in own.sharding_spec.shards] == [500, 500]
 
-    def test_tables_on_disks_are_planned(self) -> None:
+    @pytest.mark.parametrize("sharding", [None, ["column_wise"]])  # Columns: one shard a rank.
+    def test_tables_on_disks_are_planned(self, sharding: list[str] | None) -> None:
         ssd = CustomTopologyData({"hbm_cap": [64 * MIB] * 2, "ssd_cap": [1 << 30] * 2}, 2)
         topology = Topology(2, "cuda", local_world_size=2, custom_topology_data=ssd)
-        asked = {"t0": ParameterConstraints(compute_kernels=["key_value"])}
+        asked = {"t0": ParameterConstraints(sharding, ["key_value"], min_partition=32)}
         planner, found = planned((1000, 64), constraints=asked, topology=topology)
         assert found["t0"].compute_kernel == "key_value"
         assert planner.result.plan is None

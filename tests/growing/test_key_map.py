@@ -427,6 +427,14 @@ def test_a_state_whose_numbers_lead_nowhere_is_refused() -> None:
             keys.load_state({**state, **damaged})
 
 
+def test_a_map_whose_last_row_is_free_goes_on() -> None:
+    one, other = (KeyMap(Growing(2, ttl=1)) for _ in "12")
+    for key in (1, 2, 1, 1, 1):
+        one.read(np.array([key]))
+    other.load_state(one.state())
+    assert other.read(np.array([1, 3])).rows.tolist() == [1, 2]
+
+
 def test_keys_that_wait_are_held_for_the_open_steps_alone() -> None:
     keys = KeyMap(Growing(100, admission=3))
     for step in range(70):
