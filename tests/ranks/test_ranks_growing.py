@@ -38,7 +38,7 @@ MANY = {
     "admission": Growing(CAPACITY, admission=2),
 }
 REUSED, SAVED = some(MANY, "lru"), some(MANY, "ttl")
-AHEAD = some(MANY, "lfu", "admission")
+AHEAD = some(MANY, "admission")
 
 
 def keys_of(count: int, world: int) -> Int:
