@@ -27,9 +27,10 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("placer needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]'
+# Python compiles what is imported, a quarter of all: pip would compile everything, on one core.
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt $(PIP_ARGS) -e '.[dev]'
 # By itself it asks for FBGEMM's CUDA build; the extra above has what it imports.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-deps torchrec
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt $(PIP_ARGS) --no-deps torchrec
 	@touch $@
 
 # Spark, Dask, Ray and what else takes long to install and only some slow tests read logs with.

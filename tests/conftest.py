@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -19,7 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Processes of ranks are forked from one that has imported what they need: that takes seconds.
 multiprocessing.set_forkserver_preload(
-    ["hypothesis", "numba", "placer.storage.checkpoint", "placer.training.loop", "pytest"]
+    [
+        *("hypothesis", "numba.np.arraymath", "placer.storage.checkpoint", "placer.training.loop"),
+        *("pytest", "torch._dynamo"),  # The latter is what DistributedDataParallel imports.
+    ]
 )
 
 # A run that gates a change repeats: its examples depend on the tests alone. Elsewhere every run
@@ -37,6 +41,18 @@ settings.register_profile("fast", settings.get_profile("ci"), max_examples=10)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 _numbers = itertools.count()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files unread whose tests are all slow: what they import takes seconds."""
+    if collection_path.suffix == ".py" and config.option.markexpr.startswith("not slow"):
+        return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text() or None
+    return None
+
+
+def pytest_collection_finish() -> None:
+    """Keep collections of garbage from looking at what lives as long as the tests."""
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

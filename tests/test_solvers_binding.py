@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from fast_and_full import fewer
 from plan_cases import machine
 from problem_cases import counted_table, problem_of, resident_buffers, unequal_machine, zipf_table
 
@@ -126,11 +125,11 @@ def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> Non
 
 def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:
     """Of every bandwidth and of launches: as the model says when it is asked again."""
-    for seed in range(fewer(6, 3)):
+    for seed in (0, 3, 5):  # Of the first six those that have a plan.
         problem = random_problem(seed)
         plan = solve(problem, "greedy-cost").plan
-        if plan is None or any(shard.lookup == "host" for shard in plan.shards):
-            continue
+        assert plan is not None
+        assert all(shard.lookup != "host" for shard in plan.shards)
         report = MODEL.evaluate(problem, plan)
         gains = binding(problem, plan, MODEL, report).gains
         for change in changes(problem.topology):

@@ -247,7 +247,7 @@ def test_replayed_batches_wait_for_drives_as_planned(widths: tuple[ColdDType, ..
     assert simulated.step_times.mean_s == pytest.approx(plan.solver.step_time_s, rel=0.2)
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", mostly_slow([1, 2], 1))
 def test_a_proof_counts_all_of_a_hosts_memory(gpus: int) -> None:
     """Searches leave a thousandth of DRAM free; a table that fills it was proven not to fit."""
     tables = zipf_table("a", 100_000), zipf_table("b", 100_000)

@@ -72,6 +72,7 @@ def leave_group() -> None:
 
 
 def _rank(rank: int, world: int, folder: str, jobs: Sequence[Job], timeout_s: float) -> None:
+    gc.freeze()  # So that collections of garbage leave alone what was imported before the fork.
     join_group(rank, world, folder, timeout_s)
     results: dict[str, Any] = {}
     for name, job, arguments in jobs:

@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -113,33 +113,34 @@ def agree(
                 assert simulated_rates(found, totals, rank) == rates, f"{name}, rank {rank}"
 
 
-@pytest.mark.parametrize(
-    ("trainers", "servers"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)]
-)
-def test_servers_send_and_pool_what_the_simulator_counts(trainers: int, servers: int) -> None:
-    rng = np.random.default_rng(9)
+def cases_of(
+    seed: int, dtypes: Sequence[str], placed: Callable[[Plan], Plan]
+) -> dict[str, tuple[Plan, list[Chunk], str, bool]]:
+    """Every placement with each optimizer, exchanged in the types by turns."""
+    rng = np.random.default_rng(seed)
     cases = {}
     for number, optimizer in enumerate(OPTIMIZERS[: fewer(len(OPTIMIZERS), 2)]):
-        plan = on_servers(every_placement(optimizer), trainers, servers)
-        plan = replace(plan, exchange_dtype=("float32", "float16", "bfloat16")[number % 3])
+        plan = placed(every_placement(optimizer))
+        plan = replace(plan, exchange_dtype=dtypes[number % 3])
         batches = [random_chunk(plan, rng, most_samples=9) for _ in range(5)]
         for backend in ("torch", "tiered"):
             ahead = (number + (backend == "torch")) % 2 == 0
             cases[f"{optimizer} {backend}"] = plan, batches, backend, ahead
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("trainers", "servers"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)]
+)
+def test_servers_send_and_pool_what_the_simulator_counts(trainers: int, servers: int) -> None:
+    dtypes = "float32", "float16", "bfloat16"
+    cases = cases_of(9, dtypes, lambda plan: on_servers(plan, trainers, servers))
     jobs = [(name, counted_with_servers, (trainers, *case)) for name, case in cases.items()]
     agree(results_of(run(trainers + servers, jobs)), cases, None)
 
 
 def test_two_ranks_send_and_find_what_the_simulator_counts() -> None:
-    rng = np.random.default_rng(8)
-    cases = {}
-    for number, optimizer in enumerate(OPTIMIZERS[: fewer(len(OPTIMIZERS), 2)]):
-        plan = two_gpus(every_placement(optimizer))
-        plan = replace(plan, exchange_dtype=("float16", "bfloat16", "float32")[number % 3])
-        batches = [random_chunk(plan, rng, most_samples=9) for _ in range(5)]
-        for backend in ("torch", "tiered"):
-            ahead = (number + (backend == "torch")) % 2 == 0
-            cases[f"{optimizer} {backend}"] = plan, batches, backend, ahead
+    cases = cases_of(8, ("float16", "bfloat16", "float32"), two_gpus)
     jobs = [(name, counted, case) for name, case in cases.items()]
     agree(results_of(run(2, jobs)), cases, 2)
 
