@@ -420,6 +420,12 @@ def test_a_number_keeps_its_digits_and_unit_at_any_width(width: int) -> None:
     assert text.count("16 GiB") == 2 * text.count("HBM")  # Each part has what its rows are of.
 
 
+def test_a_title_is_not_wrapped_into_the_width_of_a_narrow_table() -> None:
+    title = "What a byte of HBM saves, in times of what the least useful byte saves"
+    narrow = Section("s", title, (Column("device", "device"),), ({"device": "gpu:0"},))
+    assert title in shown(Report("r", (narrow,)), 80).splitlines()
+
+
 def test_no_line_of_a_headline_ends_before_a_unit() -> None:
     words = "one more would save 12.5 GiB of 30 GB/s in 7 s on 3 GPUs"
     for width in range(12, 60):

@@ -79,6 +79,10 @@ def _placed(
 
     if not shards:
         raise refuse("it has no rows")
+    if any(feature.pooling == "max" for feature in table.features):
+        raise refuse(
+            "it has features with pooling max; HugeCTR pools by sum or mean, or not at all"
+        )
     for shard in shards:
         if shard.memory != "hbm":
             raise refuse(f"rows {list(shard.rows)} are in DRAM; it keeps all rows in HBM")

@@ -180,8 +180,12 @@ class Section:
         for number, block in enumerate(_blocks(fitting, cells, widths, options.max_width)):
             if number:
                 yield Text("")
-            fits = _width(block, widths) <= options.max_width
-            yield _table("" if number else self.title, block, cells, fits)
+            width = _width(block, widths)
+            title = "" if number else self.title
+            if len(title) > width + _GAP:  # A table would wrap its title into its own width.
+                yield Text(plain_line(title), style="bold")
+                title = ""
+            yield _table(title, block, cells, width <= options.max_width)
         if len(visible) < len(self.rows):
             order = f", {self.order}" if self.order else ""
             words = f"{len(visible)} of {len(self.rows)}{order}; --format json has all"

@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
 
-from placer import Plan, Shard, Table
+from placer import Feature, Plan, Shard, Table
 from placer.adapters.hugectr import as_arguments, to_hugectr
 from placer.errors import PlanMismatchError
 from placer.plan.fields import RowOrder
@@ -117,12 +118,17 @@ def test_what_it_cannot_run(what: str) -> None:
 def test_plans_that_are_refused_as_a_whole() -> None:
     shards = tuple(in_hbm("t", (n, 10, 2), (0, 8), f"gpu:{n}") for n in range(2))
     order = {"t": RowOrder("profile")}, {"t": np.array([3])}
+    of_max = replace(T, features=(Feature("f"), Feature("g", pooling="max")))
     for plan, message in (
         (Plan((T,), machine(2), shards, *order), "in the order of a profile"),
         (Plan((T,), machine(2), (in_hbm("t", (0, 10, 1), (0, 8)),)), "gpu:1 holds no table"),
         (
             Plan((Table("t", 0, 8),), machine(1), (in_hbm("t", (0, 0, 1), (0, 8)),)),
             "it has no rows",
+        ),
+        (
+            Plan((of_max,), machine(1), (in_hbm("t", (0, 10, 1), (0, 8)),)),
+            "features with pooling max",
         ),
     ):
         with pytest.raises(PlanMismatchError, match=message):
