@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
-from placer.executor.backends import make_backend
+from placer.errors import PlacerError
+from placer.executor.backends import make_backend, usable_device
+from placer.executor.names import MOST_THREADS
 
 Clock = Literal["wall", "cpu"]
 """Elapsed time, or processor time. Both are equal on a quiet machine with one thread."""
@@ -80,6 +80,13 @@ class Setting:
     threads: int = 1  # Threads of each process.
     pinned: bool = True  # Whether each process is bound to its own cores.
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks * self.threads <= MOST_THREADS:
+            raise PlacerError(
+                f"{self.ranks} ranks of {self.threads} threads are not from 1 to {MOST_THREADS} "
+                "threads together; lower --ranks or --threads"
+            )
+
     @property
     def load(self) -> int:
         """Factor for a step's lookups, relative to a core's, so that launches do not dominate."""
@@ -93,5 +100,5 @@ class Setting:
 
 def resolved(setting: Setting) -> Setting:
     """Return the setting with the backend that ``auto`` selects on this machine."""
-    backend = make_backend(setting.backend, torch.device(setting.device))
+    backend = make_backend(setting.backend, usable_device(setting.device))
     return replace(setting, backend=backend.name)

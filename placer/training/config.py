@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from placer.errors import PlacerError
-from placer.executor.names import Policy
+from placer.executor.names import MOST_THREADS, Policy
 from placer.files import StrPath
 from placer.knobs import Knob, check_knobs
-
-MOST_THREADS = 1024
-"""Most threads to allow, because OpenMP ends the process if it cannot start them."""
 
 Activation = Literal["relu", "gelu"]
 

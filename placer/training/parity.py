@@ -7,12 +7,13 @@ from statistics import median
 
 from placer.data.log import Log
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
+from placer.executor.backends import usable_device
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing
 from placer.training.config import TrainConfig
 from placer.training.loop import check_log, evaluate
 from placer.training.reading import no_label_error, readings
-from placer.training.trainer import Trainer, usable_device
+from placer.training.trainer import Trainer
 
 LOSS_TOLERANCE = 1e-4
 """Largest difference of two losses that rounding explains.
