@@ -25,14 +25,12 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, add_command, refuse_others, spoken
-from placer.click_types import Choice, InputPath, LocalPath, Name, OutputPath, Seconds
+from placer.click_options import Commands, add_command, refuse_others, refuse_without, spoken
+from placer.click_types import Choice, InputPath, LocalPath, Name, Number, OutputPath
 from placer.data.layout import FORMATS
-from placer.data.options import LogOptions, TextOptions, dims_of
-from placer.executor.names import Policy
+from placer.data.options import LogOptions, TextOptions, dims_of, number_of
 from placer.knobs import argument, option, options_of
-from placer.training.config import TrainConfig
-from placer.units import counted, format_bytes, parse_bytes
+from placer.units import counted, format_bytes, parse_bytes, parse_sizes
 from solvers import options as shared
 from solvers import report as solver_reports
 from solvers import training_options as trained
@@ -57,7 +55,7 @@ def main(**spoken: bool) -> None:
     placer plan --profile profile --topology 8xh100 --hbm 8GiB -o plan.json
     placer train --plan plan.json --data day_0.gz
 
-    Any option may stand in placer.toml, or in a variable such as PLACER_PLAN_TOPOLOGY.
+    Options may also be set in placer.toml, or in variables such as PLACER_PLAN_TOPOLOGY.
     """
 
 
@@ -78,8 +76,7 @@ def _exit_code(reasons: Iterable[str]) -> int:
 # Options that commands share --------------------------------------------------------------------
 
 _COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost,ilp,auto"
-_ANY_FORMAT, _SHARE = Choice([*FORMATS, "counts"]), click.FloatRange(0, 1, min_open=True)
-_AHEAD = "--look-ahead/--no-look-ahead"
+_ANY_FORMAT, _SHARE = Choice([*FORMATS, "counts"]), Number(0, 1, min_open=True)
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _SOLVERS = shared.SolverName()
@@ -103,13 +100,13 @@ HERE = OutputPath("folder", is_local=True)
 EXPORT = OutputPath(lambda given: "folder" if given["target"] == "shards" else "file")
 YAML = OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
-HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem")
-PLAN = option(..., "The plan; PLAN does the same.", "--plan", kind=STORED, positional=True)
-PROFILE = option(None, "Profile of the log; by default as the plan says.", "--profile", kind=STORED)
+HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem", kind=parse_bytes)
+PLAN = option(..., "The plan; or give it as PLAN.", "--plan", kind=STORED, positional=True)
+PROFILE = option(None, "Profile of the log; by default the plan's.", "--profile", kind=STORED)
 PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER)
 PLAN_FILE = option(None, "File to write the plan to.", "-o --output", kind=FILE)
 PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
-OTHER_DATA = option(False, "Take a profile of other tables or ids than those of the plan.")
+OTHER_DATA = option(False, "Accept a profile with other tables or ids than the plan's.")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
 
 
@@ -121,16 +118,29 @@ def profile(
     logs: Texts = argument(...),
     log_format: Any = replace(shared.LOG_FORMAT, kind=_ANY_FORMAT),
     options: LogOptions = BUNDLE,
-    infer: File = option(None, "Write a schema of the columns.", kind=LOCAL_FILE, metavar="FILE"),
-    dims: Texts = option((), "Columns of tables, 64 by default.", "--dim", metavar="[TABLE=]N"),
+    infer: File = option(
+        None, "Write a schema of the log's columns to this file.", kind=LOCAL_FILE, metavar="FILE"
+    ),
+    dims: Texts = option(
+        (), "Columns of tables, 64 by default.", "--dim", kind=number_of, metavar="[TABLE=]N"
+    ),
     dtype: str = option("float32", "Type of the tables' weights.", kind=shared.DTYPES),
-    optimizer: str = option("rowwise_adagrad", "Optimizer.", kind=shared.TABLE_OPTIMIZERS),
+    optimizer: str = option(
+        "rowwise_adagrad", "Optimizer of the tables.", kind=shared.TABLE_OPTIMIZERS
+    ),
     sample: float | None = option(None, "Read about this share of the samples.", kind=_SHARE),
     seed: int = option(0, "Seed of the random choice of --sample.", least=0),
     samples: Count = option(None, "Samples in the log, for --log-format counts.", least=1),
-    window: Count = option(None, "Samples of a window, such as a day: count its ids.", least=1),
+    window: Count = option(
+        None, "Count the ids of each window of this many samples, such as a day's.", least=1
+    ),
     output: Output = OUTPUT,
-    like: File = option(None, "Map ids as this profile does.", kind=STORED, metavar="PROFILE"),
+    like: File = option(
+        None,
+        "Read the log as this profile did, with the same rows for ids.",
+        kind=STORED,
+        metavar="PROFILE",
+    ),
     folder: File = PROFILE_FOLDER,
 ) -> None:
     """Count how often a training log reads each row of each table.
@@ -235,16 +245,18 @@ def workloads(name: Text = argument(None), output: Output = OUTPUT) -> None:
     if name is None:
         report.print_report(report.workloads_report(), output)
     else:
-        report.print_report(report.profile_report(named_workload(name)), output)
+        with shared.usage_errors("NAME"):
+            found = named_workload(name)
+        report.print_report(report.profile_report(found), output)
 
 
 @_command
 def estimate_memory(
     source: str = argument(),
-    arguments: Texts = option((), "Argument of the class.", "--set", metavar="NAME=VALUE"),
+    arguments: Texts = option((), "Argument of the model class.", "--set", metavar="NAME=VALUE"),
     output: Output = OUTPUT,
 ) -> None:
-    """Show what tables take, for each dtype and optimizer.
+    """Show how much memory tables take, for each dtype and optimizer.
 
     SOURCE is a profile, a workload, or a model class as MODULE:CLASS, which is made on PyTorch's
     meta device and so takes no memory.
@@ -259,7 +271,7 @@ def estimate_memory(
 
 @_command
 def topology(
-    machine: str = argument("auto"),
+    machine: str = argument("auto", shared.A_MACHINE),
     hbm: Text = HBM,
     dram: Text = shared.DRAM,
     ssd: Text = shared.SSD,
@@ -292,17 +304,8 @@ def plan(
     solver: str = option("auto", "Method that searches for the plan.", kind=_SOLVERS),
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
-    growing: Texts = option(
-        (),
-        "Tables that take any id, with so many rows, or a hit rate, or as many as are worth it.",
-        metavar="TABLE[=N|P%|auto][:lru][:admit=N][:ttl=N]",
-    ),
-    miss_price: Any = option(
-        None,
-        "Step time that one more percent of hits is worth, where capacities are chosen.",
-        kind=Seconds(or_none=True),
-    ),
-    cache: bool = option(True, "Use the kept plan of the same search.", "--cache/--no-cache"),
+    grown: shared.GrowingOptions = BUNDLE,
+    cache: bool = option(True, "Reuse the kept plan of an equal search.", "--cache/--no-cache"),
     file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -317,16 +320,13 @@ def plan(
     placer plan --profile profile --growing user,item --miss-price 50us -o plan.json
     """
     from placer.plan.origin import save_with_profile
-    from placer.profile.growing_tables import growing_of
 
     began = time.monotonic()
     costs, profile = cost_models.cost_model(model), options.profile()
-    grows, chosen = growing_of(profile, growing)
+    grows, chosen = grown.of(profile)
     problem = options.problem(profile, hbm, growing=grows)
     if chosen:
-        problem = solvers.choose_capacities(problem, chosen, costs, miss_price)
-    elif miss_price is not None:
-        raise click.UsageError("--miss-price is for --growing TABLE=auto, which chooses capacities")
+        problem = solvers.choose_capacities(problem, chosen, costs, grown.miss_price)
     for line in report.growing_words(problem.profile, problem.growing):
         report.print_stderr(line)
     strategy = solvers.solver(solver)
@@ -349,7 +349,7 @@ def plan(
 
 @_command
 def cache(clear: bool = option(False, "Remove all kept plans."), output: Brief = OUTPUT) -> None:
-    """Show how much `placer plan` keeps to answer the same search again, or remove it.
+    """Show or remove the plans that `placer plan` keeps, to answer the same search at once.
 
     \b
     placer cache --clear
@@ -364,11 +364,13 @@ def cache(clear: bool = option(False, "Remove all kept plans."), output: Brief =
 @_command
 def compare(
     options: shared.ProblemOptions = BUNDLE,
-    hbm: Text = HBM,
+    hbm: Text = replace(
+        HBM, help="One or several budgets of each GPU: 8GiB,16GiB.", kind=parse_sizes
+    ),
     names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=shared.SOLVER_LIST),
     models: Any = option("roofline", "Cost models.", "--cost-models", kind=shared.MODEL_LIST),
     effort: shared.Effort = BUNDLE,
-    price_text: Text = option(None, "Dollars an hour of machines: 8xh100=98,4xt4=2.", "--price"),
+    price_text: Text = option(None, "Dollars an hour by machine: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -406,7 +408,7 @@ def fleet(
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
-    """Tell what a workload takes and costs on many machines, and which to take.
+    """Show training time and price of a workload on many machines, and the cheapest one.
 
     Without --topology, twenty machine types are compared.
 
@@ -433,13 +435,13 @@ def show(
     profile_path: File = PROFILE,
     other_data: bool = OTHER_DATA,
     model: str = shared.MODEL,
-    top: int = option(20, "Number of tables that are listed.", least=1),
-    explained: Text = option(None, "Say why it is where it is.", "--explain", metavar="TABLE"),
+    top: int = option(20, "List this many tables.", least=1),
+    explained: Text = option(None, "Explain a table's placement.", "--explain", metavar="TABLE"),
     memory: bool = option(False, "Show the memory of each phase of a training step."),
     constraints_path: File = shared.RULES,
     output: Output = OUTPUT,
 ) -> None:
-    """Show a plan: memory and time of each device, placement of each table; or a profile.
+    """Show a plan (memory and time of devices, placement of tables), or a profile.
 
     \b
     placer show plan.json
@@ -494,12 +496,14 @@ def report_command(
     effort: shared.Effort = BUNDLE,
     file: Path = option(..., "HTML file to write.", "-o --output", kind=FILE),
 ) -> None:
-    """Write a page to look at: one file, without a network. With a second plan, what moves.
+    """Write a web page about a plan, and with a SECOND plan, about what moves to it.
 
     \b
     placer report plan.json -o report.html
     placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
     """
+    if not asked["data"]:
+        refuse_without("--data", "log_format batches windows")
     with report.stoppable() as stop, report.progress_bar("parts") as update:
         answers = page.ask(path, second, page.Questions(**asked), profile_path, rules, model,
                            limits=effort.limits(stop), on_progress=update)  # fmt: skip
@@ -511,7 +515,7 @@ def report_command(
 def verify(
     path: Path = PLAN,
     constraints_path: File = shared.RULES,
-    seal: bool = option(False, "Accept a plan that you edited, and write its hash anew."),
+    seal: bool = option(False, "Accept a plan that you edited, and update its hash."),
     output: Output = OUTPUT,
 ) -> None:
     """Prove from a plan's file alone that it is sound: coverage, capacities, row orders.
@@ -543,7 +547,7 @@ def verify(
 def diff_command(
     old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
 ) -> None:
-    """Show what moves from one plan to another of the same tables: rows, bytes, and whereto.
+    """Show which rows move where, from one plan to another one of the same tables.
 
     \b
     placer diff old.json new.json
@@ -558,8 +562,8 @@ def diff_command(
 def replan(
     old_path: Path = replace(PLAN, flags="--from --plan"),
     options: shared.FollowingOptions = BUNDLE,
-    hbm: Text = option(None, "Memory budget of each GPU, such as 8GiB; else the old plan's."),
-    horizon_steps: int = option(100_000, "Steps over which moving rows has to pay.", least=0),
+    hbm: Text = replace(HBM, help="Memory budget of each GPU; by default the old plan's."),
+    horizon_steps: int = option(100_000, "Steps in which moving rows must pay off.", least=0),
     other_data: bool = OTHER_DATA,
     solver: str = option("greedy-cost", "Method that plans from scratch.", kind=_SOLVERS),
     model: str = shared.MODEL,
@@ -569,7 +573,7 @@ def replan(
 ) -> None:
     """Make the plan that follows another one when accesses or the machine have changed.
 
-    Of machine, batch size, pipeline and dense layers, what is not given is as the old plan has it.
+    Machine, batch size, pipeline and dense layers are those of the old plan, if not given.
     Without -o, the result is printed and no plan is kept.
 
     \b
@@ -607,14 +611,16 @@ def replan(
 def whatif(
     options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    hbm_steps: Text = option(None, "Also tell the step time with budgets: 2GiB,4GiB,8GiB."),
+    hbm_steps: Text = option(
+        None, "Also show step times with budgets: 2GiB,4GiB.", kind=parse_sizes
+    ),
     solver: str = option("greedy-cost", "Method that searches for plans.", kind=_SOLVERS),
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
     plot: File = replace(PICTURE, help="Write a picture of --hbm-steps: png, pdf or svg."),
     output: Output = OUTPUT,
 ) -> None:
-    """Tell what more memory, faster links or a larger batch would gain.
+    """Show what more memory, faster links or a larger batch would gain.
 
     \b
     placer whatif --workload mlperf-dcnv2 --topology 8xh100 --hbm 8GiB
@@ -625,7 +631,7 @@ def whatif(
 
     if plot is not None and hbm_steps is None:
         raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
-    budgets = [parse_bytes(text) for text in hbm_steps.split(",")] if hbm_steps else []
+    budgets = parse_sizes(hbm_steps) if hbm_steps else []
     loaded = options.profile()
     problem = options.problem(loaded, hbm)
     with report.stoppable() as stop:
@@ -660,7 +666,7 @@ def train(
     run: trained.RunOptions = BUNDLE,
     output: Brief = option("table", "Format of the result; json has every loss.", "--format"),
 ) -> None:
-    """Train the bundled DLRM on a log, its tables where a plan puts them.
+    """Train the bundled DLRM on a log, with its tables placed by a plan.
 
     \b
     placer train --plan plan.json --data train.tsv
@@ -703,7 +709,7 @@ def pilot(
     settings: dict[str, Any] = trained.PILOT,
     output: Output = OUTPUT,
 ) -> None:
-    """Train models with each type of cold rows, and tell what it does to AUC and log loss.
+    """Train models with several types of cold rows, and compare AUC and log loss.
 
     \b
     placer pilot --profile profile --data train.tsv --widths bfloat16,int8
@@ -713,7 +719,8 @@ def pilot(
 
     speaks = rank_of_launcher() == 0
     with report.progress_bar("runs", shown=speaks) as update:
-        candidates = options.trained(lines, TrainConfig(**settings), update)
+        config = trained.train_config(settings, settings["batch_size"])
+        candidates = options.trained(lines, config, update)
     if speaks:
         report.print_report(report.pilot_report(candidates), output)
 
@@ -721,23 +728,14 @@ def pilot(
 @_command
 def simulate(
     path: Path = PLAN,
-    logs: Texts = option((), "Log files to replay; repeatable.", "--data"),
-    later: Texts = option((), "A later log, with a result of its own; repeatable.", "--then"),
-    data_format: Any = shared.LOG_FORMAT,
+    asked: trained.SimulateOptions = BUNDLE,
     lines: TextOptions = BUNDLE,
     profile_path: File = PROFILE,
     other_data: bool = OTHER_DATA,
-    batch_size: Count = option(None, "Samples per GPU and step; by default the plan's.", least=1),
-    batches: Count = option(None, "Batches to read of each log, or else to draw.", least=1),
-    seed: int = option(0, "Seed of drawn batches.", least=0),
-    cache_policy: Policy = option("lfu", "Which cached rows make room for others."),
-    look_ahead: bool | None = option(None, "Read rows ahead; by default as planned.", _AHEAD),
-    windows: int = option(1, "Equal parts of each log that are told apart.", least=1),
-    other_path: File = option(None, "Tell when this plan pays.", "--against", kind=STORED),
     model: str = shared.MODEL,
     output: Brief = option("table", "Format of the result; json has every step.", "--format"),
 ) -> None:
-    """Replay a log through a plan and count, on each device, what every batch does there.
+    """Replay a log through a plan, and count what each batch reads and moves on each device.
 
     \b
     placer simulate plan.json --data train.tsv
@@ -747,22 +745,21 @@ def simulate(
     from placer.plan.origin import open_log_of, profile_of
     from placer.simulator.replay import ReplayOptions
 
-    if not logs and (later or batches is None):
-        raise click.UsageError("give --data, or --batches to draw so many from a profile")
+    asked.check()
     loaded = placer.Plan.load(path)
-    other = None if other_path is None else placer.Plan.load(other_path)
+    other = None if asked.against is None else placer.Plan.load(asked.against)
     found = partial(profile_of, loaded, path, profile_path, other_data=other_data)
     known = found()
-    size = (batch_size or loaded.batch_size) * len(loaded.topology.gpus)
+    size = (asked.batch_size or loaded.batch_size) * len(loaded.topology.gpus)
     streams: list[cost_models.Stream] = []
-    for files in (logs, *((one,) for one in later)) if logs else ():
+    for files in (asked.logs, *((one,) for one in asked.later)) if asked.logs else ():
         how: Any = {"other_data": other_data, "options": lines, "ids_alone": True}
-        log = open_log_of(loaded, path, files, data_format, profile_path, **how)
-        streams.append(cost_models.log_stream(loaded, log, size, batches))
-    if not logs:
+        log = open_log_of(loaded, path, files, asked.log_format, profile_path, **how)
+        streams.append(cost_models.log_stream(loaded, log, size, asked.batches))
+    if not asked.logs:
         known = found(needed_for="drawing batches")
         assert known is not None, "else an error says that it is needed"
-        streams.append(cost_models.drawn_stream(known, size, batches or 1, seed=seed))
+        streams.append(cost_models.drawn_stream(known, size, asked.batches or 1, seed=asked.seed))
     with report.progress_bar("steps") as update:
         simulated = cost_models.simulate(
             loaded,
@@ -770,9 +767,9 @@ def simulate(
             cost_models.cost_model(model),
             known,
             other=other,
-            options=ReplayOptions(cache_policy=cache_policy, look_ahead=look_ahead),
-            windows=windows,
-            on_step=lambda name, steps: update(steps, batches, name),
+            options=ReplayOptions(cache_policy=asked.cache_policy, look_ahead=asked.look_ahead),
+            windows=asked.windows,
+            on_step=lambda name, steps: update(steps, asked.batches, name),
         )
     report.print_report(cost_reports.simulate_report(simulated), output)
 
@@ -780,17 +777,17 @@ def simulate(
 @_command
 def export(
     path: Path = PLAN,
-    target: Target = option(..., "Who reads the plan, or how tables are written.", "--to"),
+    target: Target = option(..., "Trainer to write for, or form of a checkpoint's tables.", "--to"),
     checkpoint: File = option(None, "Write the tables of this checkpoint.", kind=LOCAL),
     since: File = option(None, "Write only changes since this checkpoint.", kind=LOCAL),
-    with_optimizer: bool = option(False, "Also the optimizer's state, in --to safetensors."),
-    staged_as: StagedAs = option(None, "How TorchRec, which cannot stage, reads staged rows."),
+    with_optimizer: bool = option(False, "With --to safetensors: write optimizer state, too."),
+    staged_as: StagedAs = option(None, "How TorchRec reads staged rows; it cannot stage."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),
-    file: Path = option(..., "File to write; of shards, a folder.", "-o --output", kind=EXPORT),
+    file: Path = option(..., "File to write; for shards, a folder.", "-o --output", kind=EXPORT),
 ) -> None:
-    """Write a plan as another trainer reads it, or a checkpoint's tables as a plan has them.
+    """Write a plan for another trainer, or a checkpoint's tables as the plan divides them.
 
-    What another trainer cannot run is refused.
+    A plan that the other trainer cannot run is refused.
 
     \b
     placer export plan.json --to torchrec -o sharding.json
@@ -836,17 +833,17 @@ def export(
 def reshard_command(
     old: Path = argument(kind=STORED),
     new: Path = argument(kind=STORED),
-    shards: File = option(None, "Shards of OLD, of `placer export --to shards`.", kind=LOCAL),
+    shards: File = option(None, "Shards of OLD, made by `placer export --to shards`.", kind=LOCAL),
     no_verify: bool = option(False, "Do not check the hashes of the files of --shards."),
     grow: bool = option(False, "Let tables of NEW have more rows, or fewer; ids keep their rows."),
-    checkpoint: File = option(None, "Checkpoint to grow, if not --shards.", kind=LOCAL),
-    keep: Texts = option((), "TABLE=FILE of the ids that stay, one a line; for --grow."),
+    checkpoint: File = option(None, "With --grow: a checkpoint, instead of --shards.", kind=LOCAL),
+    keep: Texts = option((), "With --grow, TABLE=FILE: a file of the ids that stay, one a line."),
     folder: File = option(None, "Folder to write NEW's shards to.", "-o --output", kind=FOLDER),
     output: Output = OUTPUT,
 ) -> None:
-    """Turn the shards of one plan into those of another one; what has not changed is kept.
+    """Turn the shards of one plan into the shards of another; unchanged files are kept.
 
-    Without --shards it tells what would be kept and moved.
+    Without --shards, only show what would be kept and moved.
 
     \b
     placer reshard old.json new.json
@@ -884,13 +881,13 @@ def reshard_command(
 
 @_command
 def calibrate(
-    asked: shared.MeasureOptions = BUNDLE,
+    asked: trained.MeasureOptions = BUNDLE,
     output: Output = OUTPUT,
     file: Path = option(..., "File to write the constants to.", "-o --output", kind=LOCAL_FILE),
 ) -> None:
-    """Measure what embedding work takes on this machine, for --cost-model calibrated:FILE.
+    """Measure how long embedding work takes on this machine, for --cost-model calibrated:FILE.
 
-    Measurements are kept beside FILE, so that a run that was cut short can be taken up.
+    Measurements are kept beside FILE, so that a run that was cut short can continue.
 
     \b
     placer calibrate --backend tiered --budget 3min -o machine.json
@@ -917,16 +914,16 @@ def sweep(
     varied: Texts = option((), "Vary an axis: sparse=4,16.", "--vary", metavar="AXIS[=VALUES]"),
     grid: bool = option(False, "Try all combinations of axes, not one axis at a time."),
     preset: Preset = option("suite", "Model to start from.", "--model"),
-    overrides: Texts = option((), "Set an axis of the model.", "--set", metavar="AXIS=VALUE"),
+    overrides: Texts = option((), "Fix an axis: rows=1e6.", "--set", metavar="AXIS=VALUE"),
     placements: Any = option(_PLACEMENTS, "Placements to compare.", kind=_PLACEMENT_LIST),
-    parameter_servers: int = option(8, "CPU servers of placement remote.", least=1),
+    parameter_servers: int = option(8, "CPU servers of the placement remote.", least=1),
     hbm: Text = HBM,
     dram: Text = shared.DRAM,
     model: str = shared.MODEL,
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
-    """Tell which placement trains a DLRM fastest, over models and machines.
+    """Show which placement trains a DLRM fastest, for many models and machines.
 
     \b
     Axes: dense, sparse, rows, width, depth, batch, pooling, dim, skew
@@ -941,13 +938,17 @@ def sweep(
     """
     from cost_models import sweep as run
 
-    machines = [run.platform(name, hbm=hbm, dram=dram) for name in names.split(",") if name.strip()]
+    with shared.usage_errors():
+        listed = filter(str.strip, names.split(","))
+        machines = [run.platform(name, hbm=hbm, dram=dram) for name in listed]
+        axes = dict(map(run.axis_values, varied or run.DEFAULT_AXES))
+        base = run.with_overrides(preset, overrides)
     with report.stoppable() as stop, report.progress_bar("models") as update:
         swept = run.sweep(
             machines,
-            dict(run.axis_values(text) for text in varied or run.DEFAULT_AXES),
+            axes,
             cost_models.cost_model(model),
-            base=run.with_overrides(preset, overrides),
+            base=base,
             placements=placements,
             grid=grid,
             parameter_servers=parameter_servers,
@@ -964,16 +965,16 @@ def sweep(
 
 @_command
 def demo(
-    logs: Texts = option((), "Log files of your own, not a generated log.", "--data"),
+    logs: Texts = option((), "Log file of yours; else one is generated.", "--data"),
     data_format: Any = shared.LOG_FORMAT,
     options: LogOptions = BUNDLE,
     samples: int = option(150000, "Samples of the generated log.", least=1000),
-    scale: float = option(0.05, "Size of its tables; 1 is as published.", kind=_SHARE),
+    scale: float = option(0.05, "Size of that log's tables; 1 is as published.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
     time_limit: float = shared.TIME_LIMIT,
-    folder: Path = option(Path("demo"), "Folder to write all to.", "-o --output", kind=HERE),
+    folder: Path = option(Path("demo"), "Folder for all results.", "-o --output", kind=HERE),
 ) -> None:
-    """From a log to a trained model: profile, compare solvers, plan, train; a few minutes.
+    """Profile a log, compare solvers, plan, and train with the plan, in a few minutes.
 
     \b
     placer demo

@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from placer.click_types import STAGING, Choice, OutputPath, Seconds, WholeNumber
+from placer.click_types import STAGING, Checked, Choice, Number, OutputPath, Seconds, WholeNumber
 from placer.data.layout import FORMATS
 from placer.default_options import (
     Key,
@@ -57,8 +57,8 @@ def _click_type(hint: Any, limits: Option) -> Any:
     if kind is Path:
         raise TypeError(f"a path of {limits} is read or written: its kind has to say which")
     if least is None:
-        return kind
-    limited: Any = WholeNumber if kind is int else click.FloatRange
+        return Number() if kind is float else kind
+    limited: Any = WholeNumber if kind is int else Number
     return limited(least, min_open=limits.least is None)
 
 
@@ -125,7 +125,8 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     unset = any(spec.default is value for value in (..., (), False))
     known: dict[str, Any] = {} if unset else {"default": spec.default}
     usual = Seconds() if spec.metavar == "SECONDS" else None
-    known["type"] = spec.kind or usual or _click_type(hint, spec)
+    kind = spec.kind or usual or _click_type(hint, spec)
+    known["type"] = Checked(kind) if inspect.isfunction(kind) else kind
     if spec.is_argument:
         return _Argument([name], nargs=-1 if several else 1, required=required, **known)
     declared = spec.flags.split() or ["--" + name.replace("_", "-")]
@@ -141,9 +142,11 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
 
 def spoken() -> list[CommandOption]:
     """Return the options for how much a command prints, allowed before or after its name."""
-    more = "Also say where options come from, and how long the command took."
+    more = "Also print where options come from, and how long the command took."
     return [
-        CommandOption(["-q", "--quiet"], is_flag=True, help="Print results and errors, no notes."),
+        CommandOption(
+            ["-q", "--quiet"], is_flag=True, help="Print only results and errors, no notes."
+        ),
         CommandOption(["-v", "--verbose"], is_flag=True, help=more),
     ]
 
@@ -180,7 +183,7 @@ def add_command(
         _Argument([f"{at}{_BY_PLACE}"], required=False, metavar="PLAN", type=spec.kind)
         for at, spec in positional.items()
     ]
-    words = "Print all options in force as a placer.toml, and do nothing else."
+    words = "Print the values of all options as a placer.toml, and do nothing else."
     alone: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value": False}
     alone["callback"] = lambda context, _, value: context.meta.update({_PRINTS: value})
     printing = CommandOption(["--print-config"], **alone, help=words)
@@ -240,13 +243,29 @@ def refuse_others(option: str, allowed: str) -> None:
     `allowed` has names of parameters, separated by blanks. Raises `click.UsageError` for the first
     other parameter that is given.
     """
+    for name, flag in _given():
+        if name not in allowed.split():
+            raise click.UsageError(f"{flag} does not go with {option}; leave one of them out")
+
+
+def refuse_without(option: str, names: str) -> None:
+    """Refuse options on the command line that have no effect, as `option` is not given.
+
+    `names` has names of parameters, separated by blanks.
+    """
+    for name, flag in _given():
+        if name in names.split():
+            words = f"{flag} has no effect without {option}; give {option}, or leave {flag} out"
+            raise click.UsageError(words)
+
+
+def _given() -> Iterator[tuple[str, str]]:
+    """Yield names and flags of the parameters on the command line."""
     context = click.get_current_context()
     for parameter in context.command.params:
         name = str(parameter.name)
-        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and name not in allowed.split():
-            words = f"{parameter.opts[-1]} does not go with {option}; leave one of them out"
-            raise click.UsageError(words)
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            yield name, parameter.opts[-1]
 
 
 def _say_sources(context: click.Context, options: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """Click types of options: paths to read or write, names, numbers, durations."""
 
 import errno
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -41,6 +42,8 @@ class LocalPath(click.Path):
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
         if value == "":  # An unset shell variable. "" would be the working folder.
             self.fail("the path is empty", param, ctx)
+        if isinstance(value, str) and "\0" in value:
+            self.fail(f"{value!r} has a null character, which no path has", param, ctx)
         self.check_length(value)
         return super().convert(value, param, ctx)
 
@@ -114,6 +117,16 @@ class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versio
         return value
 
 
+class Number(click.FloatRange):
+    """A finite number within limits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not finite", param, ctx)
+        return number
+
+
 class WholeNumber(click.IntRange):
     """A whole number within limits, at most `sys.maxsize`."""
 
@@ -148,7 +161,9 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest 
                 more = did_you_mean(one, self._known)
                 known = ", ".join(self._known)
                 self.fail(f"no {self.name} is called {one!r}; there are {known}{more}", param, ctx)
-        return names if self._several else value
+        if self._several and not names:
+            self.fail(f"name at least one {self.name}", param, ctx)
+        return list(dict.fromkeys(names)) if self._several else value
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
         return self._shown or "TEXT"
@@ -172,12 +187,34 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
         return seconds
 
 
-class Suggested(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """Any text. The shell's completion suggests some values, and files if `files`."""
+class Checked(click.ParamType):  # type: ignore[type-arg]  # As above.
+    """A text that a function accepts, or raises PlacerError for."""
 
     name = "text"
 
-    def __init__(self, suggested: Callable[[], Iterable[str]], files: bool = False) -> None:
+    def __init__(self, check: Callable[[str], object]) -> None:
+        self._check = check
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty", param, ctx)
+        try:
+            self._check(value)
+        except PlacerError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+
+class Suggested(Checked):
+    """A checked text. The shell's completion suggests some values, and files if `files`."""
+
+    def __init__(
+        self,
+        suggested: Callable[[], Iterable[str]],
+        files: bool = False,
+        check: Callable[[str], object] = str,
+    ) -> None:
+        super().__init__(check)
         self._suggested, self._files = suggested, files
 
     def shell_complete(

@@ -43,18 +43,35 @@ def replacing(path: StrPath) -> Iterator[Path]:
     target = _place_of(Path(path))
     there = "nothing was changed there"
     try:
-        make_folder(target.parent)
-        remove_dead_files(target.parent)
-        with temporary_beside(target) as temporary:
-            yield temporary
-            sync(temporary)
-            if target.exists():
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-            temporary.replace(target)
-            there = "the new one is there, and may be gone after a loss of power"
-        sync_folder(target.parent)
+        with made_folder(target.parent):
+            remove_dead_files(target.parent)
+            with temporary_beside(target) as temporary:
+                yield temporary
+                sync(temporary)
+                if target.exists():
+                    temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+                temporary.replace(target)
+                there = "the new one is there, and may be gone after a loss of power"
+            sync_folder(target.parent)
     except OSError as error:
         raise PlacerError(f"cannot write {target}: {error.strerror or error}; {there}") from error
+
+
+@contextlib.contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Make a folder and its missing parents for a block; see `make_folder`.
+
+    If the block fails, remove those that are empty.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    try:
+        make_folder(path)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # The first one that is not empty, and those above it.
+            for folder in missing:
+                folder.rmdir()
+        raise
 
 
 def make_folder(path: Path) -> None:
@@ -201,8 +218,7 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
     them. Writers wait for each other. Readers use `read_parts`.
     """
     try:
-        make_folder(file.parent)
-        with locked_folder(file.parent):
+        with made_folder(file.parent), locked_folder(file.parent):
             before, version = set(parts()), _version(file)
             names: set[str] = set()
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from placer.errors import PlacerError
 from placer.file_locks import hold, is_at, release, take_lock
-from placer.files import StrPath, make_folder, sync_folder
+from placer.files import StrPath, made_folder, make_folder, sync_folder
 
 
 class HiddenFolder:
@@ -93,12 +93,14 @@ def new_folder(path: StrPath) -> Iterator[Path]:
         raise PlacerError(f"{target} exists already; give another name, or remove it")
     folder = HiddenFolder(target)
     try:
-        folder.begin()
-        yield folder.partial
-        folder.publish()
+        with made_folder(target.parent):
+            try:
+                folder.begin()
+                yield folder.partial
+                folder.publish()
+            finally:
+                folder.discard()
     except OSError as error:
         raise PlacerError(
             f"cannot write {target}: {error.strerror or error}; nothing was left there"
         ) from error
-    finally:
-        folder.discard()

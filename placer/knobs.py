@@ -15,11 +15,12 @@ from placer.errors import PlacerError
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """The help of an option, its least value, and a limit that its value must exceed."""
+    """Help, least value and exclusive lower limit of an option; `kind` is as in `Option`."""
 
     help: str
     least: float | None = None
     above: float | None = None
+    kind: Any = None
 
 
 def knobs(configuration: type) -> Iterator[tuple[str, Any, Any, Knob]]:
@@ -72,9 +73,10 @@ class Option:
     """A command's option or argument, given as the default of a parameter; ``...`` is required.
 
     `flags` are separated by blanks; the first word may be the option's name, if it is not the
-    parameter's. By default the flag is ``--`` and the name. `kind` is a click type, if the type
-    hint does not imply one. `metavar` stands for the value in help. An argument has no flag, and a
-    `positional` option may also be given as the argument PLAN. `heading` is its heading in help.
+    parameter's. By default the flag is ``--`` and the name. `kind` is a click type, or a function
+    that raises PlacerError for a wrong text, if the type hint does not imply a type. `metavar`
+    stands for the value in help. An argument has no flag, and a `positional` option may also be
+    given as the argument PLAN. `heading` is its heading in help.
     """
 
     default: Any
@@ -117,7 +119,7 @@ def options_of(
             known[name] = changed[name]
         elif name in renamed or names is None or name in names:
             metavar = "SECONDS" if name.endswith("_s") else None
-            limits = knob.least, knob.above, None, metavar
+            limits = knob.least, knob.above, knob.kind, metavar
             known[name] = hint, Option(default, knob.help, renamed.get(name, ""), *limits)
     return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in known.items()}
 

@@ -48,6 +48,15 @@ def parse_bytes(text: str | int | float) -> int:
     return round(size)
 
 
+def parse_sizes(text: str) -> list[int]:
+    """Parse bytes from texts with commas between.
+
+    >>> parse_sizes("8GiB, 512MiB")
+    [8589934592, 536870912]
+    """
+    return [parse_bytes(size.strip()) for size in text.split(",")]
+
+
 def significant(value: float, digits: int = 3) -> str:
     """Format a number with this many significant digits, without an exponent.
 
@@ -153,7 +162,7 @@ def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
     {'8xh100': 98.0, '1xt4': 0.5}
     """
     prices: dict[str, float] = {}
-    for part in text.split(",") if text else ():
+    for part in text.split(","):
         name, _, value = (word.strip() for word in part.rpartition("="))
         try:
             prices[name] = float(value)

@@ -214,7 +214,7 @@ class CachedSolver:
             kept = None
         if kept is not None and kept.plan is not None:
             made = kept.plan.provenance.created
-            where = f"from the cache in {cache.folder}; --no-cache searches anew"
+            where = f"from the cache in {cache.folder}; --no-cache searches again"
             self._note(f"the plan is that of {made}, {where}")
             return kept
         result = self._solver.solve(*search)

@@ -1,12 +1,13 @@
-"""Options of commands that search or measure; `placer.knobs` turns fields into options."""
+"""Options of commands that search; `placer.knobs` turns fields into options."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
@@ -15,17 +16,17 @@ import placer
 from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
 from placer.data.layout import FORMATS
 from placer.data.options import POOLING, poolings_of
+from placer.errors import PlacerError
 from placer.executor.names import BACKENDS
 from placer.knobs import option
 from placer.plan.fields import Pipeline
-from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
+from placer.tables import COLD_DTYPES, DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.kinds import GPU_KINDS, NAMED
-from placer.units import parse_prices
+from placer.units import parse_bytes, parse_prices
 from solvers.registry import GONE, SOLVERS, no_solver
 
 if TYPE_CHECKING:
     from placer.growing import Growing
-    from placer.measurement import Setting
     from solvers.result import Limits
 
 _MODELS = cost_models.model_names()
@@ -34,10 +35,15 @@ _A_MODEL = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS)
 MODEL = option(
     "roofline", "Model of step times.", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]"
 )
-DRAM = option(None, "Memory budget of each host, such as 512GiB.")
-SSD = option(None, "Drive of each host for rows that fit nowhere else, such as 2TiB.")
+DRAM = option(None, "Memory budget of each host, such as 512GiB.", kind=parse_bytes)
+SSD = option(
+    None, "Drive of each host for rows that fit nowhere else, such as 2TiB.", kind=parse_bytes
+)
 WIDTHS = option(
-    None, "Types that cold rows may have besides their table's: int8,bfloat16,float16.", "--widths"
+    None,
+    "Narrower types that the plan may choose for cold rows: int8,bfloat16,float16.",
+    "--widths",
+    kind=Name("type", COLD_DTYPES.__contains__, COLD_DTYPES, several=True),
 )
 EXCHANGE = option(
     None,
@@ -45,11 +51,11 @@ EXCHANGE = option(
     "--exchange",
     kind=Choice(sorted(DTYPE_BYTES)),
 )
-TIME_LIMIT = option(20.0, "Time limit of each search: seconds, or such as 5min.", kind=Seconds())
+TIME_LIMIT = option(20.0, "Time limit of each search: seconds, 5min or 1h.", kind=Seconds())
 BACKEND = Name("backend", BACKENDS.__contains__, BACKENDS, shown=f"[{'|'.join(BACKENDS)}]")
 LOG_FORMAT = option(
     None,
-    "Format of the log; by default what its files' names say.",
+    "Format of the log; by default it is found from the file.",
     "--log-format",
     kind=Choice(FORMATS),
 )
@@ -79,10 +85,19 @@ SOLVER_LIST = Name("solver", SOLVERS.__contains__, SOLVERS, several=True)
 MODEL_LIST = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS, several=True)
 
 
+@contextmanager
+def usage_errors(option: str = "") -> Iterator[None]:
+    """Turn errors about the value of an option, if named, into usage errors."""
+    try:
+        yield
+    except PlacerError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
+
+
 def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
     """Parse `--price` into prices by name; see `parse_prices`."""
     try:
-        return parse_prices(text or "", names)
+        return {} if text is None else parse_prices(text, names)
     except ValueError as error:
         raise click.UsageError(f"--price {error}") from None
 
@@ -98,8 +113,29 @@ def _workloads() -> Iterable[str]:
     return workload_names()
 
 
+def _check_dense(text: str) -> None:
+    """Raise PlacerError unless a text names a dense part or a file."""
+    from placer.config_file import SUFFIXES
+    from placer.workloads.dense import dense_part
+
+    if Path(text).suffix.lower() not in SUFFIXES:
+        dense_part(text, "mlperf-dcnv2")
+
+
+def _check_machines(text: str) -> None:
+    """Raise PlacerError unless a text names machines or files, with commas between."""
+    from placer.config_file import SUFFIXES
+    from placer.topology.presets import machine_called
+
+    for name in text.split(","):
+        if name.strip().lower() != "auto" and Path(name).suffix.lower() not in SUFFIXES:
+            machine_called(name)
+
+
 _A_WORKLOAD = Suggested(_workloads)
-_A_MACHINE = Suggested(lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KINDS)), files=True)
+A_MACHINE = Suggested(
+    lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KINDS)), True, _check_machines
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +152,30 @@ class ProblemOptions:
     )
     topology: str | None = option(
         None,
-        "Machine: 8xh100, 2x8xa100-80, a YAML or TOML file; by default this one.",
-        kind=_A_MACHINE,
+        "Machine: 8xh100, 2x8xa100-80, a YAML or TOML file; by default this computer.",
+        kind=A_MACHINE,
     )
     dram: str | None = DRAM
     ssd: str | None = SSD
     batch_size: int | None = option(None, "Samples per GPU and step; by default 8192.", least=1)
-    dim: int | None = option(
-        None, "Columns of every table; by default as the profile says.", least=1
-    )
-    dtype: Any = option(
-        None, "Type of the tables' weights; by default as the profile says.", kind=DTYPES
-    )
+    dim: int | None = option(None, "Columns of every table; by default the profile's.", least=1)
+    dtype: Any = option(None, "Type of the tables' weights; by default the profile's.", kind=DTYPES)
     optimizer: Any = option(
-        None, "Optimizer of the tables; by default as the profile says.", kind=TABLE_OPTIMIZERS
+        None, "Optimizer of the tables; by default the profile's.", kind=TABLE_OPTIMIZERS
     )
-    widths: str | None = WIDTHS
+    widths: Any = WIDTHS
     exchange_dtype: Any = EXCHANGE
     pooling: tuple[str, ...] = POOLING
     constraints_path: Path | None = RULES
     pipeline: Pipeline | None = option(
-        None, "Whether rows of the next batch are read ahead; by default they are (look-ahead)."
+        None,
+        "Whether rows of the next batch are read during a step; by default they are (look-ahead).",
     )
     dense: str | None = option(
-        None, "Dense layers to count: workload, a file, measured:12ms or none, the default."
+        None,
+        "Dense layers to count in step time and memory: none (default), workload, measured:12ms, "
+        "or a file.",
+        kind=_check_dense,
     )
 
     def profile(self) -> placer.Profile:
@@ -150,7 +186,11 @@ class ProblemOptions:
         if (self.profile_path is None) == (self.workload is None):
             raise click.UsageError("give either --profile or --workload")
         path = self.profile_path
-        loaded = placer.Profile.load(path) if path else named_workload(str(self.workload))
+        if path is not None:
+            loaded = placer.Profile.load(path)
+        else:
+            with usage_errors("--workload"):
+                loaded = named_workload(str(self.workload))
         if unknown := unknown_words(loaded):
             print_stderr(f"placer: {unknown}", "yellow")
         return loaded.with_tables(
@@ -199,7 +239,7 @@ class ProblemOptions:
             placer.Constraints() if path is None else placer.Constraints.load(path),
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
-            (old.widths if old else ()) if self.widths is None else names_in(self.widths),
+            (old.widths if old else ()) if self.widths is None else tuple(self.widths),
             old.growing if old else growing or {},
             self.exchange_dtype or (old.exchange_dtype if old else "float32"),
         )
@@ -212,10 +252,12 @@ class FollowingOptions(ProblemOptions):
     topology: str | None = option(
         None,
         "Machine: 8xh100, 2x8xa100-80, a YAML or TOML file; by default the old plan's.",
-        kind=_A_MACHINE,
+        kind=A_MACHINE,
     )
-    dram: str | None = option(None, "DRAM budget of each host; else the old plan's.")
-    batch_size: int | None = option(None, "Samples per GPU and step; else the old plan's.", least=1)
+    dram: str | None = replace(DRAM, help="Memory budget of each host; by default the old plan's.")
+    batch_size: int | None = option(
+        None, "Samples per GPU and step; by default the old plan's.", least=1
+    )
 
     def following(
         self, old: placer.Plan, hbm: str | None, other_data: bool = False
@@ -226,6 +268,39 @@ class FollowingOptions(ProblemOptions):
         profile = with_tables_as_in(old, self.profile(), other_data)
         tables = profile.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
         return self.problem(tables, hbm, old)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingOptions:
+    """Options of tables that take any id."""
+
+    HEADING: ClassVar[str] = "Growing tables"
+
+    growing: tuple[str, ...] = option(
+        (),
+        "Let a table take any id: with N rows, with rows for a hit rate of P%, or with as many "
+        "rows as fit (auto, the default). lru evicts the id that was read longest ago; admit=N "
+        "gives an id a row at its Nth read; ttl=N takes it back after N steps without a read.",
+        metavar="TABLE[=N|P%|auto][:lru][:admit=N][:ttl=N]",
+    )
+    miss_price: Any = option(
+        None,
+        "With --growing TABLE=auto: step time that 1% more hits is worth, such as 50us. Rows that "
+        "cost more step time than their hits are worth are left out.",
+        kind=Seconds(or_none=True),
+    )
+
+    def of(self, profile: placer.Profile) -> tuple[dict[str, Growing], list[str]]:
+        """Return the tables that grow, and the names of those whose capacity is to be chosen."""
+        from placer.profile.growing_tables import growing_of
+
+        with usage_errors("--growing"):
+            growing, chosen = growing_of(profile, self.growing)
+        if self.miss_price is not None and not chosen:
+            raise click.UsageError(
+                "--miss-price is for --growing TABLE=auto, which chooses capacities"
+            )
+        return growing, chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +315,9 @@ class Effort:
     )
     seed: int = option(0, "Seed of the random numbers.", least=0)
     steps: int | None = option(
-        None, "Stop after this many search steps, with the same plan on any machine.", least=0
+        None,
+        "Stop after this many search steps, which gives the same plan on any machine.",
+        least=0,
     )
 
     def limits(self, stop: Callable[[], bool] | None = None, began: float | None = None) -> Limits:
@@ -250,39 +327,6 @@ class Effort:
         spent_s = 0.0 if began is None else time.monotonic() - began
         how: Any = {"max_steps": self.steps, "stop": stop, "spent_s": spent_s}
         return Limits(self.time_limit, self.gap, self.seed, **how)
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureOptions:
-    """Options of `placer calibrate`."""
-
-    HEADING: ClassVar[str] = "Measurement"
-
-    backend: str = option("auto", "Kernels to measure.", kind=BACKEND)
-    device: str = option("cpu", "Device to measure: cpu or cuda.")
-    ranks: int = option(1, "Processes that train together, and exchange over gloo.", least=1)
-    threads: int = option(1, "Threads of each process.", least=1)
-    budget: float = option(
-        "5min",
-        "Time to measure. Each case is measured once, and again while there is time.",
-        kind=Seconds(or_none=True),
-    )
-    clock: Literal["wall", "cpu"] = option(
-        "wall", "Which time is taken; cpu suits machines that others use, too."
-    )
-    resume: bool = option(
-        True, "Go on with measurements that are there, or begin anew.", "--resume/--fresh"
-    )
-
-    def setting(self) -> Setting:
-        """Return the setting in which steps are measured."""
-        from placer.measurement import Setting
-
-        return Setting(self.backend, self.device, self.ranks, self.threads)
-
-    def effort(self) -> dict[str, Any]:
-        """Return the arguments of `measure_machine` for the time and for old measurements."""
-        return {"budget_s": self.budget, "fresh": not self.resume}
 
 
 def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
@@ -296,7 +340,11 @@ def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
         raise click.UsageError("--set is for a model class, given as MODULE:CLASS")
     from placer.workloads import named_workload
 
-    found = placer.Profile.load(source) if stored else named_workload(source)
+    if stored:
+        found = placer.Profile.load(source)
+    else:
+        with usage_errors("SOURCE"):
+            found = named_workload(source)
     return [one.table for one in found], 0
 
 
@@ -309,11 +357,13 @@ class FleetOptions:
     steps: int = option(30, "Search steps on each machine.", least=0)
     time_limit: float = option("1min", "Time limit of the search on each machine.", kind=Seconds())
     within: float = option(
-        "24h", "Time in which a billion samples have to be trained.", kind=Seconds()
+        "24h",
+        "Choose the cheapest machine that trains a billion samples in this time.",
+        kind=Seconds(),
     )
     price: str | None = option(
         None,
-        "Your prices in dollars an hour: h100=2.5 for a GPU, 8xh100=20 for a machine; or a file.",
+        "Your prices in dollars an hour, of a GPU (h100=2.5) or a machine (8xh100=20); or a file.",
     )
 
     def limits(self, stop: Callable[[], bool] | None = None) -> Limits:
@@ -325,10 +375,9 @@ class FleetOptions:
     def prices(self, machines: Sequence[str]) -> dict[str, float]:
         """Return dollars an hour, by machine or by kind of GPU."""
         from placer.config_file import SUFFIXES, read_mapping
-        from placer.errors import PlacerError
 
-        text = self.price or ""
-        if Path(text).suffix.lower() in SUFFIXES:
+        text = self.price
+        if text is not None and Path(text).suffix.lower() in SUFFIXES:
             read = read_mapping(text, "prices", PlacerError, ("machines",))
             text = ",".join(f"{name}={value}" for name, value in read.items())
         return prices_of(text, [*machines, *GPU_KINDS, "cpu"])

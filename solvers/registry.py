@@ -41,6 +41,16 @@ def no_solver(name: str) -> str:
     return f"no solver is called {name!r}; choose from {', '.join(SOLVERS)}"
 
 
+def check_names(text: str) -> None:
+    """Raise PlacerError unless a text has names of solvers, with commas between.
+
+    >>> check_names("ilp, auto")
+    """
+    for name in text.split(","):
+        if name.strip() not in SOLVERS:
+            raise PlacerError(no_solver(name.strip()))
+
+
 def solver(name: str) -> "Solver":
     """Return the solver with the name `name`.
 

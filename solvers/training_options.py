@@ -1,4 +1,4 @@
-"""Options of commands that train; `placer.knobs` turns fields into options."""
+"""Options of commands that train, replay or measure; see `placer.knobs`."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import click
 
-from placer.click_types import InputPath, OutputPath
+from placer.click_options import refuse_without
+from placer.click_types import InputPath, Number, OutputPath, Seconds
 from placer.data.options import TextOptions
+from placer.executor.names import Policy
 from placer.knobs import option, options_of
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
-from solvers.options import BACKEND, EXCHANGE, LOG_FORMAT, WIDTHS, names_in
+from solvers.options import BACKEND, EXCHANGE, LOG_FORMAT, WIDTHS, usage_errors
 
 if TYPE_CHECKING:
+    from placer.measurement import Setting
     from placer.training.pilot import Candidate
 
 LOCAL_FILE = OutputPath("file", is_local=True)
 RUNS = OutputPath("folder", is_local=True, makes_folders=True)
 
 
-TRAIN_LOGS: Any = option(..., "Log files to train on; repeatable.", "--data")
-EVAL_LOGS: Any = option((), "Evaluate on these, not on every tenth batch.", "--eval-data")
+TRAIN_LOGS: Any = option(..., "Log file to train on; repeatable.", "--data")
+EVAL_LOGS: Any = option(
+    (),
+    "Log file to evaluate on, instead of every tenth batch of --data; repeatable.",
+    "--eval-data",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +40,27 @@ class RunOptions:
     """Options of a training run: the files that it writes, and whether it resumes."""
 
     trace_path: Path | None = option(
-        None, "Write a trace of steps: JSON, or .gz.", "--trace", kind=LOCAL_FILE, metavar="FILE"
+        None,
+        "Write a trace of some steps, as .json or .json.gz.",
+        "--trace",
+        kind=LOCAL_FILE,
+        metavar="FILE",
     )
     trace_steps: int | None = option(None, "Steps in the trace; by default 10.", least=1)
     checkpoints: Path | None = option(None, "Folder to save checkpoints to.", kind=RUNS)
     every: int | None = option(None, "Steps between two checkpoints.", least=1)
-    resume: bool = option(False, "Go on from the newest checkpoint of --checkpoints.")
-    metrics: Path | None = option(None, "Write a JSON line of each step.", kind=LOCAL_FILE)
+    resume: bool = option(False, "Continue from the newest checkpoint in --checkpoints.")
+    metrics: Path | None = option(None, "Write a JSON line for each step.", kind=LOCAL_FILE)
     logs_to: tuple[str, ...] = option(
-        (), "tensorboard:FOLDER or wandb:PROJECT; repeatable.", "--log-to"
+        (), "Also send metrics to tensorboard:FOLDER or wandb:PROJECT; repeatable.", "--log-to"
     )
 
     def check(self) -> None:
         """Raise UsageError if an option lacks another one; silence the profiler's library."""
         if self.trace_steps is not None and self.trace_path is None:
             raise click.UsageError("--trace-steps needs --trace: the file to write to")
+        if self.checkpoints is None:
+            refuse_without("--checkpoints", "every")
         if self.resume and self.checkpoints is None:
             raise click.UsageError("--resume needs --checkpoints: the folder to resume from")
         # Without this, the library writes to stderr when it starts and stops.
@@ -78,6 +91,56 @@ class RunOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SimulateOptions:
+    """Options of `placer simulate`: what is replayed, and how."""
+
+    HEADING: ClassVar[str] = "Replay"
+
+    logs: tuple[str, ...] = option((), "Log file to replay; repeatable.", "--data")
+    later: tuple[str, ...] = option(
+        (), "Log to replay after --data, with its own result; repeatable.", "--then"
+    )
+    log_format: Any = LOG_FORMAT
+    batch_size: int | None = option(
+        None, "Samples per GPU and step; by default the plan's.", least=1
+    )
+    batches: int | None = option(
+        None,
+        "Stop after this many batches of each log. Without --data, draw this many batches from the "
+        "profile.",
+        least=1,
+    )
+    seed: int = option(0, "Seed of drawn batches.", least=0)
+    cache_policy: Policy = option(
+        "lfu",
+        "Rows that leave a full cache: lfu, the least read ones; rank, the coldest in the plan.",
+    )
+    look_ahead: bool | None = option(
+        None,
+        "Copy the rows of a batch during the step before, or within its own step; by default as "
+        "the plan says.",
+        "--look-ahead/--no-look-ahead",
+    )
+    windows: int = option(
+        1, "Divide each log into this many equal parts, with a result for each.", least=1
+    )
+    against: Path | None = option(
+        None,
+        "Replay this plan, too, and show when changing to it pays off.",
+        "--against",
+        kind=InputPath(),
+    )
+
+    def check(self) -> None:
+        """Raise UsageError if an option lacks another one."""
+        if self.logs:
+            return
+        if self.later or self.batches is None:
+            raise click.UsageError("give --data, or --batches to draw so many from a profile")
+        refuse_without("--data", "log_format separator header quotes columns null")
+
+
+@dataclass(frozen=True, slots=True)
 class PilotOptions:
     """Options of `placer pilot`: its logs, and the types that it tries."""
 
@@ -85,10 +148,18 @@ class PilotOptions:
     logs: tuple[str, ...] = TRAIN_LOGS
     eval_logs: tuple[str, ...] = EVAL_LOGS
     log_format: Any = LOG_FORMAT
-    widths: str = replace(WIDTHS, default="bfloat16,int8", help="Types of cold rows to try.")
-    exchange_dtype: Any = replace(EXCHANGE, help="Type of pooled rows between processes to try.")
-    hot: float = option(0.1, "Share of each table's rows in HBM.", kind=click.FloatRange(0, 1))
-    seeds: int = option(5, "Models that are trained with each type.", least=2)
+    widths: Any = replace(WIDTHS, default="bfloat16,int8", help="Types of cold rows to try.")
+    exchange_dtype: Any = replace(
+        EXCHANGE, help="Also try this type for pooled rows that processes exchange."
+    )
+    hot: float = option(
+        0.1,
+        "Share of each table's rows that is in HBM: the hottest ones.",
+        kind=Number(0, 1),
+    )
+    seeds: int = option(
+        5, "Number of models to train with each type, each with its own seed.", least=2
+    )
 
     def trained(
         self, lines: TextOptions, config: TrainConfig, on_run: Callable[[int, int], object]
@@ -103,7 +174,7 @@ class PilotOptions:
         return pilot(
             profile,
             opened(self.logs),
-            names_in(self.widths),
+            tuple(self.widths),
             self.exchange_dtype or "float32",
             config,
             seeds=self.seeds,
@@ -113,11 +184,45 @@ class PilotOptions:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class MeasureOptions:
+    """Options of `placer calibrate`."""
+
+    HEADING: ClassVar[str] = "Measurement"
+
+    backend: str = option("auto", "Kernels to measure.", kind=BACKEND)
+    device: str = option("cpu", "Device to measure: cpu or cuda.")
+    ranks: int = option(1, "Number of processes that train together (with gloo).", least=1)
+    threads: int = option(1, "Threads of each process.", least=1)
+    budget: float = option(
+        "5min",
+        "Time to measure. Each case is measured once, then again while time is left.",
+        kind=Seconds(or_none=True),
+    )
+    clock: Literal["wall", "cpu"] = option(
+        "wall", "Clock to measure with; cpu counts processor time, for machines with other work."
+    )
+    resume: bool = option(
+        True, "Continue with earlier measurements, or start again.", "--resume/--fresh"
+    )
+
+    def setting(self) -> Setting:
+        """Return the setting in which steps are measured."""
+        from placer.measurement import Setting
+
+        return Setting(self.backend, self.device, self.ranks, self.threads)
+
+    def effort(self) -> dict[str, Any]:
+        """Return the arguments of `measure_machine` for the time and for old measurements."""
+        return {"budget_s": self.budget, "fresh": not self.resume}
+
+
 def train_config(settings: dict[str, Any], batch_size: int) -> TrainConfig:
     """Return the configuration of `TRAINING`'s options, with a default for the batch size."""
     chosen = {"batch_size": settings["batch_size"] or batch_size}
-    compiler = "inductor" if settings["compile"] else None
-    return TrainConfig(**{**settings, **chosen, "compile": compiler})
+    compiler = "inductor" if settings.get("compile") else None
+    with usage_errors():
+        return TrainConfig(**{**settings, **chosen, "compile": compiler})
 
 
 TRAINING = options_of(

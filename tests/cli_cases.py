@@ -110,6 +110,17 @@ def fail(*arguments: str | Path, exit_code: int = 1) -> str:
     return lines[0]
 
 
+def misuse(*arguments: str | Path) -> str:
+    """Run a command with a wrong option: what is said of it, without how the command is used."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    usage, _, said = result.stderr.partition("\nError: ")
+    assert usage.startswith("Usage: ")
+    assert said.count("\n") == 1
+    return said.rstrip("\n")
+
+
 def command_line(*arguments: str | Path, file_limit_bytes: int = 0) -> list[str]:
     """`placer` as a process of its own, which may write files of so many bytes only."""
     texts = [str(argument) for argument in arguments]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from calibration_cases import SECONDS, calibration, dataset, first, saved
-from cli_cases import invoke, succeed
+from cli_cases import fail, invoke, succeed
 from fast_and_full import mostly_slow
 from plan_cases import machine
 from problem_cases import problem_of, zipf_table
@@ -443,6 +443,14 @@ def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(after.splitlines()) == len(before.splitlines())
     assert after != before
     assert invoke("calibrate", "--budget", "soon", *options).exit_code == 2
+
+
+def test_what_cannot_be_measured(tmp_path: Path) -> None:
+    command = ("calibrate", "-o", tmp_path / "machine.json")
+    assert "device 'abacus' cannot be used here" in fail(*command, "--device", "abacus")
+    threads = fail(*command, "--ranks", "40", "--threads", "40")
+    assert "40 ranks of 40 threads are not from 1 to 1024 threads together" in threads
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_cost_model_stays_quick_to_import() -> None:

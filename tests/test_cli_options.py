@@ -39,6 +39,19 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+CHECKED = {
+    **dict.fromkeys(("hbm", "dram", "ssd", "hbm_steps"), "7GiB"),
+    "pooling": "mean",
+    "topology": "8xh100",
+    "dense": "none",
+    "feature_table": "a=b",
+    "id_mapping": "hash",
+    "compared": "ilp,dp",
+    "solver": "ilp",
+}
+"""Values of options whose texts are checked, by name."""
+
+
 def flag_of(option: click.Option) -> str:
     """The last long flag."""
     return next(flag for flag in reversed(option.opts) if flag.startswith("--"))
@@ -55,8 +68,9 @@ def example(option: click.Option) -> str:
         return "new.png"
     if isinstance(kind, click.types.FloatRange | click.types.IntRange | click.types.FloatParamType):
         return "1000" if isinstance(kind, click.types.IntRange) else "0.5"
-    known = {"solver": "ilp", "cost model": "torchrec", "backend": "torch", "placement": "cpu"}
-    return known.get(kind.name, "3s" if kind.name == "seconds" else "7")
+    known = {"solver": "ilp", "cost model": "torchrec", "backend": "torch", "placement": "cpu",
+             "type": "int8", "seconds": "3s"}  # fmt: skip
+    return CHECKED.get(str(option.name)) or known.get(kind.name, "7")
 
 
 def shown(config: str, flag: str) -> str:

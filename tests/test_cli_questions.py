@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_cases import Workbench, fail, invoke, succeed
+from cli_cases import Workbench, fail, invoke, misuse, succeed
 
 import placer
 
@@ -42,7 +42,7 @@ def test_whatif_without_a_plan_or_with_bad_options(workbench: Workbench) -> None
     nothing_fits = ("--profile", workbench.profile, "--topology", "1xt4", "--hbm", "1KiB")
     assert "no plan (infeasible)" in fail("whatif", *nothing_fits, exit_code=3)
     assert "--hbm-steps" in invoke("whatif", *nothing_fits, "--plot", "x.png").stderr
-    assert "not a size" in fail("whatif", *nothing_fits, "--hbm-steps", "much")
+    assert "not a size" in misuse("whatif", *nothing_fits, "--hbm-steps", "much")
 
 
 def test_explain(workbench: Workbench, tmp_path: Path) -> None:

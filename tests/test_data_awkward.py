@@ -230,13 +230,22 @@ def test_a_text_file_of_one_column_says_what_to_give(tmp_path: Path) -> None:
 def test_integers_beyond_int64_of_json(tmp_path: Path) -> None:
     ids = [2**63 + 1025 * i + 1 for i in range(40)]
     lines = [
-        json.dumps({"key": one, "keys": [one, i], "number": float(one)})
+        json.dumps(
+            {
+                "key": one,
+                "keys": [one, i],
+                "number": float(one),
+                "user": {"id": one, "price": i / 2, "seen": [{"item": one, "at": {"day": i}}]},
+            }
+        )
         for i, one in enumerate(ids)
     ]
     log = open_log(written(tmp_path, lines, "log.jsonl"), id_mapping="hash", rows=1009)
     chunk = next(log.chunks())
-    assert sorted(chunk.features) == ["key", "keys"]
-    assert chunk.features["key"].ids.tolist() == [one % 1009 for one in ids]
+    nested = ["user.id", "user.seen.item"]
+    assert sorted(chunk.features) == ["key", "keys", "user.id", "user.seen.at.day", nested[1]]
+    for name in ("key", *nested):
+        assert chunk.features[name].ids.tolist() == [one % 1009 for one in ids]
     keys = [row for i, one in enumerate(ids) for row in (one % 1009, i)]
     assert chunk.features["keys"].ids.tolist() == keys
 

@@ -5,6 +5,7 @@ import csv
 import gzip
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +141,9 @@ def test_every_format_gives_equal_samples(
     expected = open_log(write(folder / "log.parquet", table), layout=known, sparse=sparse, **HOW)
     packed = packed if kind in ("csv", "jsonl") else ""
     path = write(folder / f"x.{kind}{packed}", table.select(order), separator, header)
-    layout = Layout(
-        separator=separator,
-        header=header,
-        quotes=True,
-        names=() if header else tuple(order),
-        types=LAYOUT.types,
-        lists=LAYOUT.lists,
-    )
+    layout, names = LAYOUT, () if header else tuple(order)
+    if kind == "csv":
+        layout = replace(layout, separator=separator, header=header, quotes=True, names=names)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("placer.data.formats.text.BLOCK_BYTES", block)
         log = open_log(path, layout=layout, sparse=sparse, **HOW)

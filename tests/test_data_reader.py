@@ -1,5 +1,6 @@
 """`open_log`: options, id mappings, and vocabularies."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from placer.data import open_log, vocabulary
 from placer.data.encoding import Encoding, Hash
 from placer.data.formats.columnar import ParquetSource
-from placer.data.layout import NamedColumns
+from placer.data.layout import Layout, NamedColumns
+from placer.data.options import TextOptions
 from placer.data.vocabulary import build_vocabularies
 from placer.errors import DataError
 
@@ -125,6 +127,7 @@ def test_wrong_options(log_path: Path, tmp_path: Path) -> None:
     ]:
         refused(message, log_path, **options)  # type: ignore[arg-type]
     refused("no file to read", [])
+    refused("the path of a log is empty; name a file", "")
     (tmp_path / "folder").mkdir()
     refused(r"folder .* has no file", tmp_path / "folder")
     with pytest.raises(DataError, match="at least 1 sample, not 0"):
@@ -137,3 +140,50 @@ def test_a_hash_spreads_texts_over_its_rows(tmp_path: Path) -> None:
     counts = np.bincount(rows_of(open_log(path, id_mapping="hash", rows=100), "url"), minlength=100)
     # Chi-squared of 99 degrees of freedom; 160 is beyond its 99.99% quantile.
     assert ((counts - 200) ** 2 / 200).sum() < 160
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "flag"),
+    [
+        ("separator", ";", "--separator"),
+        ("header", False, "--no-header"),
+        ("quotes", True, "--quotes"),
+        ("names", ("user", "item", "buy"), "--columns"),
+    ],
+)
+def test_properties_of_text_are_refused_for_other_formats(
+    log_path: Path, tmp_path: Path, field: str, value: Any, flag: str
+) -> None:
+    layout = Layout(**{field: value})
+    message = f"log.parquet is read as parquet, and .*{flag} .*{field}.*; leave it out, or .*csv"
+    refused(message, log_path, layout=layout)
+    refused("is read as arrow, and ", pq.read_table(log_path), layout=layout)
+    # What the profile of an earlier log has recorded is no option.
+    text = tmp_path / "log.csv"
+    text.write_text("u;5;0.5\nv;6;0.5\n")
+    names = ("user", "item", "buy")
+    known = Layout("csv", ";", False, True, names, {"user": "text", "item": "integer"}, {})
+    log = open_log(text, layout=known, id_mapping="vocabulary")
+    assert open_log(log_path, encoding=log.encoding).tables == {"user": 3, "item": 3}
+    other = replace(known, **{field: {"names": ("user", "buy", "item")}.get(field, ",")})
+    refused("log.parquet is read as parquet", log_path, layout=other, encoding=log.encoding)
+
+
+def test_names_of_columns_are_given_once(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("user,item\n1,2\n3,4\n")
+    refused(r"--header.* and so does --columns", path, layout=Layout(header=True, names=("a", "b")))
+    log = open_log(path, rows=9)
+    path.write_text("1,2\n3,4\n")
+    layout = TextOptions(None, None, None, "item,user", ()).layout(log.encoding.layout)
+    assert rows_of(open_log(path, encoding=log.encoding, layout=layout), "item") == [1, 3]
+
+
+def test_formats_with_properties_of_their_own_refuse_others(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text("1 2 3\n4 5\n6\n")
+    for layout in (Layout(separator="|"), Layout(header=True), Layout(quotes=True)):
+        refused("read as interactions, and --", path, "interactions", layout=layout)
+    path.write_text("\t".join(["0"] * 40) + "\n")
+    assert open_log(path, "criteo", layout=Layout(separator="\t", header=False)).tables
+    refused("read as criteo, and --separator", path, "criteo", layout=Layout(separator=","))

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_cases import Workbench, fail, invoke, succeed
+from cli_cases import Workbench, fail, invoke, misuse, succeed
 
 from placer.workloads import named_workload
 
@@ -48,6 +48,6 @@ def test_profiles_and_workloads_are_as_large_as_their_tables(workbench: Workbenc
     )  # fmt: skip
     assert rowwise["total_bytes"] == named_workload("criteo-kaggle").total_bytes
     assert "26 tables" in succeed("estimate-memory", workbench.profile).stdout
-    assert "no workload is called 'nosuch'" in fail("estimate-memory", "nosuch")
+    assert "no workload is called 'nosuch'" in misuse("estimate-memory", "nosuch")
     refused = invoke("estimate-memory", "criteo-kaggle", "--set", "dim=3")
     assert refused.stderr.endswith("Error: --set is for a model class, given as MODULE:CLASS\n")

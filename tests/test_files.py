@@ -4,6 +4,7 @@ import json
 import lzma
 import os
 import random
+import resource
 import signal
 import stat
 import subprocess
@@ -54,11 +55,32 @@ def test_a_pipe_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
         assert path.stat().st_mode == kind
 
 
+def test_a_full_disk_leaves_no_folder(tmp_path: Path) -> None:
+    """A limit of a file's size stands for a full disk: both end a write with an error."""
+    log = tmp_path / "log.csv"
+    log.write_text("user,item\n" + "1,2\n" * 99)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for name in ("one/two/plan.json", "one"):
+            with pytest.raises(PlacerError, match=r"cannot write .*File too large"):
+                write_text(tmp_path / name, "a" * 1000)
+        assert "File too large" in fail("-q", "profile", log, "-o", tmp_path / "profile")
+        with (
+            pytest.raises(PlacerError, match=r"cannot write .*File too large"),
+            new_folder(tmp_path / "one" / "shards") as folder,
+        ):
+            (folder / "shard").write_text("a" * 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert names_in(tmp_path) == ["log.csv"]
+
+
 def test_a_result_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("")
     for place in ("pipe", "file/plan.json", "n" * 300, "."):
-        problem = ("--workload", "recshard-rm1", "--topology", "16xh100", "--solver", "ilp")
+        problem = ("--workload", "recshard-rm1", "--topology", "2x8xh100", "--solver", "ilp")
         line = fail("plan", *problem, "-o", tmp_path / place)
         assert line.startswith("placer: cannot write")
     with pytest.raises(PlacerError, match=r"Not a directory"):

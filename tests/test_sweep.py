@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import fail, invoke, succeed
+from cli_cases import fail, invoke, misuse, succeed
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -608,6 +608,6 @@ def test_budgets_and_bad_usage() -> None:
     wrong = invoke(*COMMAND, "--placements", "moon")
     assert wrong.exit_code == 2
     assert "no placement is called 'moon'" in wrong.stderr
-    assert "nothing called 'x' can be varied" in fail("sweep", "--vary", "x=1")
+    assert "nothing called 'x' can be varied" in misuse("sweep", "--vary", "x=1")
     assert "named more than once" in fail(*COMMAND, "--platform", "zion,zion")
     assert "placer sweep --platform" in invoke("sweep", "--help").output

@@ -149,8 +149,8 @@ class Calibration:
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
-                f"version {VERSION}: run the `placer calibrate` that made it again, with --budget "
-                "0s if its measurements are still beside it, so that nothing is measured anew"
+                f"version {VERSION}: make it again with `placer calibrate`; if its "
+                "measurements are still beside it, --budget 0s takes these and measures nothing"
             )
         try:
             constants = {name: Constant(**value) for name, value in data.pop("constants").items()}

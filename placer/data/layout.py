@@ -21,6 +21,8 @@ ID_MAPPINGS: tuple[str, ...] = get_args(IdMappingName)
 
 NULLS = ("NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N")
 """By default, these texts stand for a missing value. The empty text always does."""
+ALL = "*"
+"""Stands for all tables or features that are not named."""
 LABEL = "label"
 DENSE = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))

@@ -34,6 +34,14 @@ _SUFFIXES: dict[str, Format] = {
     ".pt": "dlrm",
 }
 _DELIMITED = ("criteo", "csv", "tsv", "interactions")
+_FLAGS = {
+    "separator": "--separator",
+    "header": "--header or --no-header",
+    "quotes": "--quotes or --no-quotes",
+    "names": "--columns",
+    "nulls": "--null",
+}
+"""Fields of a layout that a format may ignore, and the options that set them."""
 _MOST_HINTS = 3
 
 
@@ -100,7 +108,8 @@ def open_log(
         If a file is missing, empty or unreadable, or lacks a column, or an option is invalid.
     """
     if encoding is not None:
-        source = open_source(paths, format, layout or encoding.layout, encoding.columns)
+        layout = layout or encoding.layout
+        source = open_source(paths, format, layout, encoding.columns, encoding.layout)
         _check_largest_ids(source, encoding)
         return EncodedLog(source, encoding)
     layout = layout or Layout()
@@ -122,10 +131,16 @@ def open_source(
     format: Format | None,
     layout: Layout,
     named: NamedColumns,
+    recorded: Layout | None = None,
 ) -> Source:
-    """Return the files and columns of a log, with raw ids. Parameters as in `open_log`."""
+    """Return the files and columns of a log, with raw ids. Parameters as in `open_log`.
+
+    Fields of `layout` that differ from the `recorded` layout of an earlier log must fit the format.
+    """
     if is_in_memory(paths):
-        return ArrowSource(batches_of(paths), layout, named)
+        source: Source = ArrowSource(batches_of(paths), _of_values(layout), named)
+        _check_given(source, "arrow", layout, recorded or Layout())
+        return source
     metadata: list[str] = []
     files = find(paths, metadata)
     before = states(files)
@@ -139,6 +154,7 @@ def open_source(
             "leave out label= and ignore="
         )
     source = _source(full, kind, layout, named)
+    _check_given(source, kind, layout, recorded or Layout())
     if kind == "parquet":
         from placer.data.formats.columnar import check_parts
 
@@ -197,14 +213,33 @@ def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedCo
         raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
     module, name = _SOURCES[format].split(".")
     kind = getattr(import_module(f"placer.data.formats.{module}"), name)
-    if format in _DELIMITED:
-        layout = replace(layout, format=format)
-    else:  # Files of other formats state the rest themselves.
-        layout = Layout(
-            types=layout.types, lists=layout.lists, decimal=layout.decimal, nulls=layout.nulls
-        )
+    layout = replace(layout, format=format) if format in _DELIMITED else _of_values(layout)
     source: Source = kind(files, layout, named)
     return source
+
+
+def _of_values(layout: Layout) -> Layout:
+    """Return the fields that concern values. Files that are not text state the rest themselves."""
+    return Layout(
+        types=layout.types, lists=layout.lists, decimal=layout.decimal, nulls=layout.nulls
+    )
+
+
+def _check_given(source: Source, format: Format, layout: Layout, recorded: Layout) -> None:
+    """Refuse fields of a layout that are not recorded, and that the log's format ignores."""
+    used, start = source.columns.layout, f"{shown(source.files[0])} is read as {format}, and"
+    for name, flag in _FLAGS.items():
+        given = getattr(layout, name)
+        if given not in (None, ()) and given not in (getattr(recorded, name), getattr(used, name)):
+            raise DataError(
+                f"{start} {flag} (in a layout or schema: {name}) does not apply to this format; "
+                "leave it out, or if the log is text, name its format: --log-format csv"
+            )
+    if layout.header and layout.names and layout.names != recorded.names:
+        raise DataError(
+            f"{start} its first line names the columns (--header), and so does --columns "
+            "(in a layout or schema: names); leave one of them out"
+        )
 
 
 def _check_largest_ids(source: Source, encoding: Encoding) -> None:
@@ -215,6 +250,6 @@ def _check_largest_ids(source: Source, encoding: Encoding) -> None:
         if isinstance(mapping, Identity) and most >= mapping.rows:
             raise DataError(
                 f"{shown(source.files[0])}: feature {feature!r} has ids up to {most}, but table "
-                f"{table!r} has rows 0..{mapping.rows - 1}; profile anew with more rows "
+                f"{table!r} has rows 0..{mapping.rows - 1}; profile the log again with more rows "
                 f"(--rows {table}=N), or map ids with --id-mapping {table}=hash"
             )

@@ -36,8 +36,6 @@ from placer.tables import Pooling
 from placer.units import listed
 
 _OF_LAYOUT = ("format", "separator", "header", "quotes", "decimal")
-ALL = "*"
-"""Stands in place of a table's name for all tables that are not named."""
 
 
 class _ColumnModel(StrictModel):

@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 import numpy as np
-import torch
 from pydantic import TypeAdapter
 
-from placer.errors import DataError
-from placer.executor.backends import make_backend
+from placer.errors import DataError, PlacerError
+from placer.executor.backends import make_backend, usable_device
+from placer.executor.names import MOST_THREADS
 from placer.plan.fields import Lookup, Memory, Shard
 from placer.plan.memory import with_buffers
 from placer.plan.plan import Plan
@@ -341,6 +341,13 @@ class Setting:
     threads: int = 1  # Threads of each process.
     pinned: bool = True  # Whether each process is bound to its own cores.
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks * self.threads <= MOST_THREADS:
+            raise PlacerError(
+                f"{self.ranks} ranks of {self.threads} threads are not from 1 to {MOST_THREADS} "
+                "threads together; lower --ranks or --threads"
+            )
+
     @property
     def load(self) -> int:
         """Factor for a step's lookups, relative to a core's, so that launches do not dominate."""
@@ -354,5 +361,5 @@ class Setting:
 
 def resolved(setting: Setting) -> Setting:
     """Return the setting with the backend that ``auto`` selects on this machine."""
-    backend = make_backend(setting.backend, torch.device(setting.device))
+    backend = make_backend(setting.backend, usable_device(setting.device))
     return replace(setting, backend=backend.name)

@@ -130,7 +130,7 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
         raise PlanMismatchError(
             f"{whose} maps the ids of {listed(different, 3)} to other rows than the "
             "profile that the plan was made from, though their number is the same: give that "
-            "profile, plan anew, or say that other data is meant (--other-data)"
+            "profile, make a new plan, or say that other data is meant (--other-data)"
         )
 
 

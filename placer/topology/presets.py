@@ -103,6 +103,22 @@ def preset(text: str) -> TopologyFields | None:
     return _build(name, int(match["nodes"] or 1), count, gpu, host, racks, cpu_hosts)
 
 
+def machine_called(name: str) -> TopologyFields:
+    """Return the machine of a preset's name; see `preset`.
+
+    Raises TopologyError for any other text; the message lists the names.
+    """
+    from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
+
+    machine = preset(name)
+    if machine is None:
+        raise TopologyError(
+            f"unknown topology {name!r}; use {preset_help()}; auto for this machine; "
+            f"or a file that ends in {', '.join(SUFFIXES)}{did_you_mean(name, NAMED)}"
+        )
+    return machine
+
+
 def _spelled(name: str) -> tuple[str, int]:
     """Return the name with racks written as their hosts, and the number of racks."""
     several = _SEVERAL_RACKS.fullmatch(name)

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from placer.errors import TopologyError, did_you_mean
+from placer.errors import TopologyError
 from placer.topology.devices import (
     Drive,
     Gpu,
@@ -18,8 +18,8 @@ from placer.topology.devices import (
     check_devices,
     check_links,
 )
-from placer.topology.kinds import GPU_KINDS, NAMED
-from placer.topology.presets import kinds, preset, preset_help
+from placer.topology.kinds import GPU_KINDS
+from placer.topology.presets import kinds, machine_called
 from placer.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -347,16 +347,11 @@ class Topology(TopologyFields):
         if text.strip().lower() == "auto":
             from placer.topology.detect import detect, host_memory_bytes
 
-            machine: TopologyFields | None = detect(hbm=hbm, dram=dram)
+            machine: TopologyFields = detect(hbm=hbm, dram=dram)
             known_bytes = host_memory_bytes()
         else:
-            machine, kind = preset(text), kinds(text)
+            machine, kind = machine_called(text), kinds(text)
             known_bytes = known_bytes if kind is None else kind[1].memory_bytes
-        if machine is None:
-            raise TopologyError(
-                f"unknown topology {text!r}; use {preset_help()}; auto for this machine; "
-                f"or a file that ends in {', '.join(SUFFIXES)}{did_you_mean(text, NAMED)}"
-            )
         return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram, ssd=ssd)._checked(known_bytes)
 
     def _checked(self, host_bytes: float = float("inf")) -> "Topology":

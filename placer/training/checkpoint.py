@@ -291,7 +291,7 @@ def _shown(value: Any) -> str:
 def _manifest_of(path: Path) -> _Manifest:
     """Read a checkpoint's manifest; check that its files exist and have the listed sizes."""
     file = path / MANIFEST
-    manifest = read_manifest(file, _Manifest, FORMAT_VERSION, if_older="train anew")
+    manifest = read_manifest(file, _Manifest, FORMAT_VERSION, if_older="train again")
     unsafe = [name for name in manifest.files if not is_name(name)]
     if unsafe:
         raise CheckpointError(f"{file} names a file outside its folder: {unsafe[0]!r}")

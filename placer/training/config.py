@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from placer.errors import PlacerError
-from placer.executor.names import Policy
+from placer.executor.names import MOST_THREADS, Policy
 from placer.files import StrPath
 from placer.knobs import Knob, check_knobs
-
-MOST_THREADS = 1024
-"""Most threads to allow, because OpenMP ends the process if it cannot start them."""
 
 Activation = Literal["relu", "gelu"]
 
@@ -33,14 +30,14 @@ class TrainConfig:
     epochs: Annotated[int, Knob("Number of passes over the log.", least=1)] = 1
     max_steps: Annotated[
         int | None,
-        Knob("Stop after this many steps; those before a resumed checkpoint count.", least=0),
+        Knob("Stop after this many steps, those before a resumed checkpoint included.", least=0),
     ] = None
     batch_size: Annotated[
         int, Knob("Samples per step and process; the last batch of a pass may be smaller.", least=1)
     ] = 1024
-    lr: Annotated[float, Knob("Learning rate of the MLPs.")] = 0.01
+    lr: Annotated[float, Knob("Learning rate of the MLPs.", above=0)] = 0.01
     embedding_lr: Annotated[
-        float | None, Knob("Learning rate of the embeddings; by default that of the MLPs.")
+        float | None, Knob("Learning rate of the embeddings; by default that of the MLPs.", above=0)
     ] = None
     optimizer: Annotated[Literal["adagrad", "sgd", "adam"], Knob("Optimizer of the MLPs.")] = (
         "adagrad"
@@ -48,44 +45,44 @@ class TrainConfig:
     eps: Annotated[float, Knob("Added to the root of the embeddings' Adagrad state.")] = 1e-8
     rounding: Annotated[
         Literal["nearest", "stochastic"],
-        Knob("How tables of half precision are rounded; to the nearest, small steps are lost."),
+        Knob("Rounding of bfloat16 and float16 tables; nearest loses small updates."),
     ] = "stochastic"
     seed: Annotated[int, Knob("Seed of the initial weights.")] = 0
-    dim: Annotated[int | None, Knob("Of the model; see `placer.training.Dlrm`.")] = None
-    bottom_mlp: Annotated[tuple[int, ...], Knob("Widths of its bottom MLP's hidden layers.")] = (
+    dim: Annotated[
+        int | None, Knob("Width of the vectors that interact; by default the widest embedding's.")
+    ] = None
+    bottom_mlp: Annotated[tuple[int, ...], Knob("Widths of the bottom MLP's hidden layers.")] = (
         64,
         32,
     )
-    top_mlp: Annotated[tuple[int, ...], Knob("Widths of its top MLP's hidden layers.")] = (64, 32)
-    activation: Annotated[Activation, Knob("After each hidden layer.")] = "relu"
+    top_mlp: Annotated[tuple[int, ...], Knob("Widths of the top MLP's hidden layers.")] = (64, 32)
+    activation: Annotated[Activation, Knob("Function after each hidden layer.")] = "relu"
     holdout_every: Annotated[
-        int, Knob("The last of so many batches is kept for evaluation; 0 keeps none.", least=0)
+        int, Knob("Keep every batch of this number for evaluation; 0 keeps none.", least=0)
     ] = 10
     eval_samples: Annotated[
-        int, Knob("End the evaluation with the batch that reaches so many samples.", least=0)
+        int, Knob("Stop the evaluation after this many samples, at the end of a batch.", least=0)
     ] = 1_000_000
     report_every: Annotated[int, Knob("Steps between two calls of the callback.", least=1)] = 20
     device: Annotated[
-        str, Knob("Where the MLPs run, and what stands for the plan's GPU: cpu or cuda.")
+        str, Knob("Device of the MLPs and of rows that the plan places in HBM: cpu or cuda.")
     ] = "cpu"
     threads: Annotated[
         int | None,
-        Knob(
-            "CPU threads; by default as many as a step keeps busy, see docs/training.md.", least=1
-        ),
+        Knob("CPU threads; by default as many as a step keeps busy (docs/training.md).", least=1),
     ] = None
     backend: Annotated[str, Knob("The executor's kernels; see `placer.executor`.")] = "auto"
     cache_policy: Annotated[
         Policy,
         Knob(
-            "Which cached rows make room: those least looked up, or those last in the plan's order."
+            "Rows that leave a full cache: lfu, the least read ones; rank, the coldest in the plan."
         ),
     ] = "lfu"
     drive: Annotated[
         str | None,
         Knob(
-            "Folder for rows that the plan places on ssd; by default that of the checkpoints' "
-            "folder, else the system's for temporary files."
+            "Folder for rows that the plan places on ssd; by default the one that holds the "
+            "checkpoints' folder, or without checkpoints the system's folder for temporary files."
         ),
     ] = None
     look_ahead: Annotated[
@@ -106,11 +103,11 @@ class TrainConfig:
     ] = None
     other_data: Annotated[
         bool,
-        Knob("Train with another log or vocabulary than the plan or checkpoint has."),
+        Knob("Accept another log or vocabulary than the plan or the checkpoint was made with."),
     ] = False
     timeout_s: Annotated[
         float | None,
-        Knob("How long processes wait for one another; by default as PyTorch does.", above=0),
+        Knob("How long processes wait for one another; by default PyTorch's timeout.", above=0),
     ] = None
 
     def __post_init__(self) -> None:

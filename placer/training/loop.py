@@ -14,6 +14,7 @@ import torch
 from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk, Log
 from placer.errors import CheckpointError, DataError, PlanMismatchError
+from placer.executor.backends import usable_device
 from placer.executor.backends.threads import threads_for, using_threads
 from placer.executor.distributed import serve_tables
 from placer.executor.local.hit_rates import HitRates
@@ -30,7 +31,7 @@ from placer.training.metrics import HeldOut, MetricLog
 from placer.training.reading import batches, labelled, labels_of, own_part
 from placer.training.run import Progress, Run
 from placer.training.trace import TraceSummary
-from placer.training.trainer import Trainer, step_work_s, usable_device
+from placer.training.trainer import Trainer, step_work_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 from placer.data.log import Log
 from placer.errors import PlacerError
 from placer.executor import PlacedEmbeddings, UnplacedEmbeddings
+from placer.executor.backends import usable_device
 from placer.plan.fields import RowOrder, Shard
 from placer.plan.memory import buffered
 from placer.plan.plan import Plan
@@ -22,7 +23,7 @@ from placer.training.config import TrainConfig
 from placer.training.distributed import joined_ranks
 from placer.training.loop import check_log, evaluate, train
 from placer.training.reading import no_label_error, readings
-from placer.training.trainer import Trainer, usable_device
+from placer.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True)

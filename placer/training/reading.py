@@ -89,7 +89,7 @@ def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
     """Return the labels of a batch, shape (samples,); raise DataError for a bad label."""
     if chunk.labels is None:
         raise DataError(
-            "the log has no labels to train on; profile it anew, with --label and the column of "
+            "the log has no labels to train on; profile it again, with --label and the column of "
             "clicks, and plan with that profile"
         )
     labels = np.ascontiguousarray(chunk.labels, dtype=np.float32)
@@ -97,7 +97,7 @@ def labels_of(chunk: Chunk) -> npt.NDArray[np.float32]:
     wrong = ~((labels >= 0) & (labels <= 1))
     if wrong.any():
         raise DataError(
-            f"a label is {labels[wrong][0]}, which is neither 0 nor 1; profile the log anew, with "
+            f"a label is {labels[wrong][0]}, which is neither 0 nor 1; profile the log again, with "
             "--label and a column of clicks, as the bundled model learns these"
         )
     return labels

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from placer.data.log import Chunk
 from placer.errors import PlacerError, ProblemError
 from placer.executor import BagBatch, Embeddings, PreparedBatch, UnplacedEmbeddings
+from placer.executor.backends import usable_device
 from placer.executor.distributed import ShardedBatch
 from placer.executor.distributed.collectives import rank_lost
 from placer.plan.plan import Plan
@@ -266,18 +267,6 @@ class Trainer:
         with torch.autocast(self.device.type, self._amp, enabled=self._amp is not None):
             logits: Tensor = self._scores(dense, pooled)
         return logits.float()
-
-
-def usable_device(name: str) -> torch.device:
-    """Return a device by name; raise PlacerError if this machine or PyTorch cannot use it."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    # PyTorch built without CUDA raises AssertionError.
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise PlacerError(f"device {name!r} cannot be used here: {reason}; use cpu") from error
-    return device
 
 
 _OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}

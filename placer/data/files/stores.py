@@ -203,6 +203,8 @@ def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) 
         )
     if not named:
         raise DataError("no file to read; name at least one")
+    if "" in named:  # As of an unset shell variable. It would be the working folder.
+        raise DataError("the path of a log is empty; name a file or folder")
     files: list[str] = []
     for path in (os.fspath(one) for one in named):
         if path == STANDARD_INPUT:

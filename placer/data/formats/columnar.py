@@ -348,7 +348,7 @@ def _reader(source: Any, names: Sequence[str] | None) -> Any:
     start = source.read(len(_FILE))
     source.seek(0)
     if start[:4] == _FEATHER_1:
-        raise ValueError("it is Feather of version 1; write it anew, or as Parquet")
+        raise ValueError("it is Feather of version 1; write it again, or as Parquet")
     opened = pa.ipc.open_file if start == _FILE else pa.ipc.open_stream
     if names is None:
         return opened(source)

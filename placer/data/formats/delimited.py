@@ -320,7 +320,15 @@ class InteractionsSource(ColumnSource):
                 f"not {', '.join(names)} (--columns)"
             )
         separator = self._known.separator or ("," if b"," in start else " ")
-        self._known = replace(self._known, format="interactions", separator=separator, names=names)
+        separator = separator if separator in (",", "\t") else " "
+        self._known = replace(
+            self._known,
+            format="interactions",
+            separator=separator,
+            header=False,
+            quotes=False,
+            names=names,
+        )
         ends = record_ends(start, quotes=False)[0]
         table = self._table(Block(Place(file, 1, "line"), None, memoryview(start), ends.size))
         named, ignore = self._named, self._named.ignore

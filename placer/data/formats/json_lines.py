@@ -133,15 +133,24 @@ def _with_whole_numbers(data: bytes) -> pa.Table:
         return arrow_json.read_json(pa.BufferReader(data), options, parse)
 
     table = read()
-    for place, found in enumerate(table.schema.types):
-        values, kind = single(table.column(place)), pa.uint64()
-        if is_list(found):
-            values, kind = values.flatten(), pa.list_(kind)
-        if pa.types.is_floating(values.type) and (pc.max(values).as_py() or 0) >= 1 << 63:
-            field = table.schema.field(place).with_type(kind)
+    for place, found in enumerate(table.schema):
+        exact = found.with_type(_exact_type(single(table.column(place))))
+        if exact != found:
             with suppress(pa.ArrowInvalid):  # Raised if some are fractions or negative.
-                table = read(table.schema.set(place, field))
+                table = read(table.schema.set(place, exact))
     return table
+
+
+def _exact_type(values: pa.Array) -> pa.DataType:
+    """Return the type of values, with uint64 for numbers of 2^63 and more, in objects and lists."""
+    kind = values.type
+    if is_list(kind):
+        return pa.list_(_exact_type(values.flatten()))
+    if pa.types.is_struct(kind):
+        types = map(_exact_type, values.flatten())
+        return pa.struct([f.with_type(one) for f, one in zip(kind, types, strict=True)])
+    large = pa.types.is_floating(kind) and (pc.max(values).as_py() or 0) >= 1 << 63
+    return pa.uint64() if large else kind
 
 
 def _options(size: int) -> arrow_json.ReadOptions:

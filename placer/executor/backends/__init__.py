@@ -4,11 +4,11 @@ import importlib.util
 
 import torch
 
-from placer.errors import BackendError
+from placer.errors import BackendError, PlacerError
 from placer.executor.backends.backend import Backend
 from placer.executor.names import BACKENDS, Policy
 
-__all__ = ["BACKENDS", "make_backend"]
+__all__ = ["BACKENDS", "make_backend", "usable_device"]
 
 
 def make_backend(
@@ -40,6 +40,18 @@ def make_backend(
     from placer.executor.backends.triton.triton_backend import TritonBackend
 
     return TritonBackend(device, policy, _host_backend(best_host))
+
+
+def usable_device(name: str) -> torch.device:
+    """Return a device by name; raise PlacerError if this machine or PyTorch cannot use it."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    # PyTorch built without CUDA raises AssertionError.
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise PlacerError(f"device {name!r} cannot be used here: {reason}; use cpu") from error
+    return device
 
 
 def _host_backend(name: str) -> Backend:

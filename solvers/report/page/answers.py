@@ -21,7 +21,7 @@ from placer.problem import Problem
 from placer.report import section as form
 from placer.report.moves import diff_report
 from placer.report.section import Report
-from placer.units import parse_bytes
+from placer.units import parse_sizes
 from solvers.analysis.compare import compare
 from solvers.analysis.explain import ShardMargin, explain, split_margin
 from solvers.analysis.whatif import FrontPoint, front, whatif
@@ -125,7 +125,7 @@ def ask(
     if names := _parts(asked.compared):
         rows = compare(problem, names, (cost_model,), limits, on_solved=shows("solvers"))
         added["comparison"] = compare_report(rows, "Solvers on the plan's problem")
-    if sizes := [*map(parse_bytes, _parts(asked.hbm_steps))]:
+    if sizes := parse_sizes(asked.hbm_steps) if asked.hbm_steps else []:
         strategy, how = solver_called(asked.solver), limits or Limits(20.0)
 
         def at(budget: int) -> Problem:

@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
+from placer.data.layout import Format
 from placer.knobs import Knob, check_knobs
+from placer.units import parse_sizes
+from solvers.registry import check_names
 
 RENAMED_FLAGS = {
     "compared": "compared --compare",
@@ -22,20 +25,38 @@ class Questions:
     """
 
     compared: Annotated[
-        str | None, Knob("Solvers to compare on the plan's problem, comma-separated.")
+        str | None,
+        Knob("Also solve the plan's problem with these solvers: ilp,auto.", kind=check_names),
     ] = None
     hbm_steps: Annotated[
-        str | None, Knob("Step time with each of these budgets of a GPU: 2GiB,4GiB.")
+        str | None,
+        Knob(
+            "Also show the step time with each of these GPU budgets: 2GiB,4GiB.", kind=parse_sizes
+        ),
     ] = None
-    whatif: Annotated[bool, Knob("Tell what more memory or a faster machine gains.")] = False
-    solver: Annotated[str, Knob("Method that solves for --hbm-steps and --whatif.")] = "greedy-cost"
-    data: Annotated[tuple[str, ...], Knob("Log files to replay through the plan; repeatable.")] = ()
-    data_format: Annotated[str | None, Knob("Format of --data; by default what names say.")] = None
-    batches: Annotated[int | None, Knob("Batches of the log; by default all.", least=1)] = None
-    windows: Annotated[int, Knob("Parts of the log, to see a drift.", least=1)] = 4
+    whatif: Annotated[bool, Knob("Also show what more memory or a faster machine would gain.")] = (
+        False
+    )
+    solver: Annotated[str, Knob("Solver for --hbm-steps and --whatif.", kind=check_names)] = (
+        "greedy-cost"
+    )
+    data: Annotated[tuple[str, ...], Knob("Log file to replay through the plan; repeatable.")] = ()
+    data_format: Annotated[
+        Format | None, Knob("Format of --data; by default it is found from the file names.")
+    ] = None
+    batches: Annotated[int | None, Knob("Replay only this many batches of the log.", least=1)] = (
+        None
+    )
+    windows: Annotated[
+        int, Knob("Divide the log into this many parts, to see how its accesses change.", least=1)
+    ] = 4
     explained: Annotated[
         int | None,
-        Knob("Slowest tables whose alternatives are costed; by default 3 of small plans.", least=0),
+        Knob(
+            "Show other placements of this many tables, the slowest ones; by default 3 if the plan "
+            "is small.",
+            least=0,
+        ),
     ] = None
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ _NAMES: dict[Resource, str] = {
 }
 
 _ADVICE: dict[Resource, str] = {
-    "free hbm": "Rows that are in DRAM fit there: plan anew, or search for longer.",
+    "free hbm": "Rows that are in DRAM fit there: make a new plan, or search for longer.",
     "hbm": "More HBM on each GPU, more GPUs or a smaller type of the weights make room for more "
     "hot rows. --hbm-steps shows what other budgets give.",
     "dram": "Give hosts more memory, or tables a smaller type: rows now take the HBM of others.",
@@ -113,7 +113,7 @@ def verdict(
     over = [row for row in memory if row["total_bytes"] > row["capacity_bytes"]]
     if over:
         devices = counted(len(over), "device")
-        advice.insert(0, f"{devices} would hold more than there is: plan anew.")
+        advice.insert(0, f"{devices} would hold more than there is: make a new plan.")
     if cost.relative_error is not None and cost.cost_model == "roofline":
         advice.append(
             f"Times are a model's, off by {form.share(cost.relative_error)} on average: "
