@@ -32,8 +32,6 @@ from placer.measurement import (
     repeated,
 )
 from placer.measurement.machine import LEAST_CASES, calibration_cases
-from placer.measurement.measure import drawn_batches
-from placer.plan.fields import RowOrder
 from placer.plan.verify import violations
 
 TIERED = Setting("tiered", pinned=False)
@@ -103,34 +101,6 @@ def test_a_gpu_is_given_more_to_do() -> None:
         assert lookups[1] == pytest.approx(load * lookups[0], rel=0.05)
         assert sum(t.rows for t in large.tables) > 4 * sum(t.rows for t in case.tables)
         assert not list(violations(large.plan()))
-
-
-def test_batches_are_drawn_as_the_profile_says() -> None:
-    case = replace(next(random_cases(2, 1)), batch_size=4000)
-    plan = case.plan()
-    batches = list(itertools.islice(drawn_batches(plan, case.profile, 4000, 0), 3))
-    assert not (batches[0].ids[:50] == batches[1].ids[:50]).all()
-    again = next(drawn_batches(plan, case.profile, 4000, 0))
-    assert (again.ids == batches[0].ids).all()
-    for number, table in enumerate(case.profile):
-        bounds = batches[0].bounds
-        ids = batches[0].ids[bounds[number] : bounds[number + 1]].numpy()
-        assert ids.size == pytest.approx(4000 * table.table.lookups_per_sample, rel=0.1)
-        hot = table.cdf.hot_rows_for(0.5)
-        assert (ids < hot).mean() == pytest.approx(float(table.cdf.share(hot)), abs=0.05)
-        assert 0 <= ids.min() <= ids.max() < table.table.rows
-
-
-def test_batches_follow_the_row_order_of_the_plan() -> None:
-    case = small_case()
-    name = case.tables[0].name
-    plan = replace(
-        case.plan(),
-        row_order={name: RowOrder("profile")},
-        hot_ids={name: np.arange(500)[::-1].copy()},
-    )
-    straight, turned = (next(drawn_batches(p, case.profile, 32, 0)) for p in (case.plan(), plan))
-    assert (turned.ids == 499 - straight.ids).all()
 
 
 @pytest.mark.parametrize("backend", ["numba", "tiered"])
