@@ -15,6 +15,7 @@ from cli_cases import invoke, succeed
 from fast_and_full import mostly_slow
 
 from cost_models import Calibrated, Roofline, cost_model
+from cost_models.calibrated import fit
 from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations
 from cost_models.calibrated.model import TERMS, Calibration
 from placer.errors import DataError, PlacerError
@@ -235,7 +236,8 @@ def test_what_exchanges_take_is_found_again() -> None:
 
 def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
     cases = first(calibration_cases(TIERED), 120)
-    model = Calibrated(calibrate(dataset(cases, TIERED, noise=0.1)))
+    measured = dataset(cases, TIERED, noise=0.1)
+    model = Calibrated(calibrate(measured))
     unseen = list(random_cases(77, 30))
     errors = []
     for case, measurement in zip(unseen, dataset(unseen, TIERED).measurements, strict=True):
@@ -243,6 +245,9 @@ def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
         errors.append(abs(predicted / measurement.measured.seconds() - 1))
     assert np.mean(errors) < 0.1
     assert 0 < model.calibration.relative_error < 0.2
+    held_out = fit._held_out_errors(observations(measured, "wall"))
+    assert np.median(held_out) != pytest.approx(held_out.mean(), rel=0.01)
+    assert model.calibration.relative_error == pytest.approx(np.median(held_out), abs=1e-4)
 
 
 def test_the_model_says_what_was_fitted() -> None:
