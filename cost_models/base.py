@@ -305,6 +305,7 @@ class CostModel(Protocol):
 
         The sum over a GPU's shards and replicas, plus `launches` and `arena_costs` of its arenas,
         equals `evaluate` of the same placement. The curve of replicas has one point.
+        Tables that differ only in names have equal curves.
         """
         ...
 

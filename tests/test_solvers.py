@@ -508,6 +508,25 @@ def test_published_tables_on_a_server_short_of_memory() -> None:
     verify(result.plan)
 
 
+def test_only_tables_of_equal_cost_share_their_curves() -> None:
+    """In this workload t81 to t84 are alike, and a rule, a group or growing sets one apart."""
+    problem = Problem(named_workload("hugectr-t180"), Topology.parse("2xh100"), batch_size=64)
+    number = problem.profile.table_numbers
+    alike = Instance(problem, Roofline()).alike
+    assert len(set(alike)) == 14
+    for table, first in enumerate(alike):
+        named, other = problem.profile.tables[table].table, problem.profile.tables[first].table
+        assert (named.rows, named.dim) == (other.rows, other.dim)
+        assert named.lookups_per_sample == other.lookups_per_sample
+        assert alike[first] == first
+    four = ["t81", "t82", "t83", "t84"]
+    assert len({alike[number[name]] for name in four}) == 1
+    constraints = Constraints.of({"t81": TableRule(tier="hbm")}, together=[("t82", "t3")])
+    growing = {"t83": Growing(capacity=1000)}
+    apart = Instance(replace(problem, constraints=constraints, growing=growing), Roofline()).alike
+    assert len({apart[number[name]] for name in four}) == 4
+
+
 def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(PlacerError, match="no solver is called 'magic'; choose from auto, "):
         solver("magic")

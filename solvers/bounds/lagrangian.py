@@ -244,7 +244,6 @@ def _bound_at(
     `limit_s`.
     """
     few = instance.tables * instance.gpus <= _ALL_OPTIONS
-    tables = range(instance.tables)
     pricer = OptionPricer(instance, prices, dram_prices, server_shares, limit_s)
     devices = instance.gpus - instance.servers + instance.servers * server_shares
     worth_s = prices * instance.all_hbm_bytes
@@ -254,8 +253,9 @@ def _bound_at(
         worth_s += min(of_gpus, of_servers) * devices - of_gpus * instance.gpus
         worth_s -= (of_servers * server_shares - of_gpus) * instance.servers
     extra_s = instance.sharding_overhead_s
-    whole = [] if extra_s is None else [pricer.uncut(table, extra_s) for table in tables]
-    costs = whole or [pricer.every(table) for table in tables]
+    every = cache(pricer.every)
+    uncut = every if extra_s is None else cache(lambda table: pricer.uncut(table, extra_s))
+    costs = [uncut(table) for table in instance.alike]
     bound_s, known = dram_s, set[int]()
     while True:
         bound_s, best, replicas_s = _best_bound(devices, costs, worth_s, dram_s, bound_s)
@@ -274,11 +274,15 @@ def _bound_at(
         if not longer:
             break
         known.update(longer)
+        finer: dict[int, OptionCosts] = {}
         for table in longer:
             if is_late() and not few:
                 break
-            every = pricer.every(table) if few else pricer.promising(table, costs[table], bound_s)
-            costs[table] = every
+            like = instance.alike[table]
+            if like not in finer:
+                of_all = every(like) if few else pricer.promising(like, costs[table], bound_s)
+                finer[like] = of_all
+            costs[table] = finer[like]
     cheapest = tuple(_at_price(of, best, may_be_cut=not few) for of in costs)
     return LagrangianBound(
         min(bound_s, limit_s),
@@ -290,7 +294,7 @@ def _bound_at(
         tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
         dram_s,
         tuple(math.inf if few else of.stand_in_s(best) for of in costs),
-        cache(lambda table: _at_price(pricer.every(table), best)),
+        cache(lambda table: _at_price(every(instance.alike[table]), best)),
     )
 
 

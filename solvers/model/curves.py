@@ -1,10 +1,11 @@
-"""Keep the latest cost curves of shards, and take one point of a curve."""
+"""Keep the latest cost curves of shards, weigh curves, and find tables that share them."""
 
 from collections import OrderedDict
 from dataclasses import replace
 from typing import TypeVar
 
 from cost_models import CostCurve
+from placer.problem import Problem
 from solvers.model.knapsack import Float
 
 T = TypeVar("T")
@@ -37,3 +38,30 @@ def weighed(
     if dram_price:
         gpu_s += dram_price * curve.dram_bytes
     return replace(curve, gpu_s=gpu_s, split_s=split_s, drive_s=drive_s)
+
+
+def alike_tables(problem: Problem) -> list[int]:
+    """Return for each table the first table that differs from it in names at most.
+
+    Such tables have equal sharding options and equal costs. Tables with counts from a log have no
+    other table like them: comparing all counts would take longer than it saves.
+    """
+    first: dict[object, int] = {}
+    constraints, alike = problem.constraints, []
+    group_of = {name: group for group in constraints.together for name in group}
+    for number, profile in enumerate(problem.profile):
+        key: object = number
+        if profile.counts is None:
+            features = tuple(replace(one, name="") for one in profile.table.features)
+            key = (
+                replace(profile.table, name="", features=features),
+                profile.cdf.ranks.tobytes(),
+                profile.cdf.shares.tobytes(),
+                profile.locality,
+                profile.hit_rates,
+                problem.growing.get(profile.name),
+                constraints.rule_of(profile.name) if constraints else None,
+                group_of.get(profile.name),
+            )
+        alike.append(first.setdefault(key, number))
+    return alike

@@ -33,7 +33,7 @@ from placer.plan.memory import home_of, key_map_bytes
 from placer.problem import Problem
 from solvers.model.arena_times import ArenaTimes
 from solvers.model.constraint_rules import ConstraintRules
-from solvers.model.curves import Latest, weighed
+from solvers.model.curves import Latest, alike_tables, weighed
 from solvers.model.delays import Delay
 from solvers.model.drive_rows import DriveRows, is_open
 from solvers.model.knapsack import Float, costs_at_price, priced_costs
@@ -72,6 +72,8 @@ class Instance:
     ----------
     gpus, tables, servers : int
         Numbers of GPUs, tables and servers; `gpus` includes the servers, which come last.
+    alike : list of int
+        For each table, the first table with equal costs.
     kinds, kind_of_gpu, host_of_gpu : list of int
         One GPU of each kind; the kind and the host of each GPU.
     hbm_bytes, dram_bytes, all_hbm_bytes : float64
@@ -87,7 +89,7 @@ class Instance:
     Parameters
     ----------
     like : Instance, optional
-        Of the same problem and cost model, with other weights: its curves are not asked for again.
+        An instance of the same problem and cost model. Reuse its curves.
     host_share : float
         How much the time of a host's memory counts beside all phases where GPUs choose the rows in
         their HBM: 0 to 1.
@@ -116,9 +118,8 @@ class Instance:
         self.delay, self.host_share, self.with_replicas = delay, host_share, with_replicas
         self.dram_price, self.server_share, self.drives = dram_price, server_share, DriveRows(self)
         topology = problem.topology
-        schedule = cost_model.schedule(problem)
-        if delay is not None:
-            schedule = delay.schedule(schedule)
+        of_model = cost_model.schedule(problem)
+        schedule = of_model if delay is None else delay.schedule(of_model)
         self.chain_weights, self.objective = chain_weights, Objective(schedule, chain_weights)
         self.gpus, self.servers = len(topology.serving), len(topology.servers)
         self.tables = len(problem.profile)
@@ -140,10 +141,9 @@ class Instance:
         of_gpus = self.host_of_gpu[: self.gpus - self.servers]
         left = [(h.memory_bytes - keys[h.id]) * (hosts[h.id] in of_gpus) for h in topology.hosts]
         self.all_dram_bytes: Float = np.maximum(np.array(left, dtype=np.float64), 0.0)
-        self.dram_bytes = self.all_dram_bytes
-        if self.lacks_dram:
-            self.dram_bytes = self.all_dram_bytes * (1 - _SPARE_DRAM)
+        self.dram_bytes = self.all_dram_bytes * (1 - self.lacks_dram * _SPARE_DRAM)
         self._rules = ConstraintRules(problem)
+        self.alike: list[int] = alike_tables(problem) if like is None else like.alike
         # As the cost model has them, and as the objective weighs them.
         self._model_curves: Latest[CostCurve] = Latest() if like is None else like._model_curves
         self._curves: Latest[CostCurve] = Latest()
@@ -175,6 +175,7 @@ class Instance:
 
     def options_of(self, table: int) -> tuple[ShardingOption, ...]:
         """Return the sharding options of a table that are searched and not forbidden."""
+        table = self.alike[table]
         if table not in self._options:
             options = self.cost_model.sharding_options(self.problem, table)
             allowed = self._rules.allowed_options(table, options)
@@ -251,17 +252,16 @@ class Instance:
 
         If its share of rows on the drive is open, no rows are there.
         """
-        if shard.option.home.drive_share == ANY_SHARE:
-            key = self._key(shard, gpu)
-            if key not in self._curves:
-                self._curves[key] = self._weighed(shard, gpu)
-            return self._curves[key]
-        if not self._rules.limits_tiers(shard):
-            return self.curve(shard, gpu)
-        return self._weighed(shard, gpu)
+        if shard.option.home.drive_share != ANY_SHARE:
+            limited = self._rules.limits_tiers(shard)
+            return self._weighed(shard, gpu) if limited else self.curve(shard, gpu)
+        key = self._key(shard, gpu)
+        if key not in self._curves:
+            self._curves[key] = self._weighed(shard, gpu)
+        return self._curves[key]
 
     def _weighed(self, shard: TableShard, gpu: int) -> CostCurve:
-        """Return the cost model's curve as weighed by `solvers.model.curves.weighed`."""
+        """Return the weighed curve of the cost model."""
         curve = self.model_curve(shard, gpu)
         objective = self.objective if self.is_gpu(gpu) else self.objective_of_servers
         if objective.is_plain_sum and not (self.host_share or self.dram_price):
@@ -368,7 +368,7 @@ class Instance:
 
     def option_costs_at(self, table: int, option: ShardingOption, index: int) -> Float:
         """Return the column of `option_costs` for price number `index`, shape (2,)."""
-        key = table, option, index % self.prices.size
+        key = self.alike[table], option, index % self.prices.size
         if key not in self._option_costs:
             costs_of = partial(self.costs_at, index=index)
             self._option_costs[key] = self._of_option(table, option, costs_of)
@@ -388,7 +388,7 @@ class Instance:
         return np.asarray(total)
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
-        return *shard.cost_key, self.kind_of_gpu[gpu]
+        return self.alike[shard.table], *shard.cost_key[1:], self.kind_of_gpu[gpu]
 
     @property
     def search_space(self) -> str:

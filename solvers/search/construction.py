@@ -102,11 +102,15 @@ def short_options(
         over_s = weights @ np.maximum(0.0, longest_s - limit_s)
         return float(work_s / instance.gpus + over_s), float(over_s)
 
-    chosen = list(options)
+    chosen, known = list(options), dict[object, ShardingOption]()
     for table, (longest_s, _) in times.items():
+        every = instance.options_of(table) if allowed is None else allowed[table]
+        key = instance.alike[table], options[table], tuple(every)
+        if key in known:
+            chosen[table] = known[key]
+            continue
         excess = np.divide(longest_s, limit_s, out=np.zeros_like(longest_s), where=limit_s > 0)
         if excess.max() > 1:
-            every = instance.options_of(table) if allowed is None else allowed[table]
             others = _finer(every, options[table], float(excess.max()))
             costs: dict[ShardingOption, float] = {}
             enough: dict[tuple[int, bool], int] = {}
@@ -119,6 +123,7 @@ def short_options(
                 if not over_s:
                     enough.setdefault(way, other.shard_count)
             chosen[table] = min(costs, key=lambda one: (costs[one], one))
+        known[key] = chosen[table]
     return chosen
 
 

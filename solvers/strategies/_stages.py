@@ -211,10 +211,10 @@ def prove(search: Search, share: float, *, is_first: bool = False) -> Assignment
     is_whole = is_branched(instance) and not is_first
     if not is_whole and (search.branched is not None or instance.tables > _RELAXED_TABLES):
         return None
-    is_begun = search.branched is not None or clock.repeats
-    least_s = max(_LEAST_S, _LEAST_S_PER_POINT * points_of(instance))
-    if not is_begun and search.clock.left_s < least_s:
-        return None
+    if search.branched is None and not clock.repeats:
+        left_s = search.clock.left_s
+        if left_s < _LEAST_S or left_s < _LEAST_S_PER_POINT * points_of(instance):
+            return None
     found = branch_and_bound(
         search.best,
         search.lagrangian.price_s_per_byte,

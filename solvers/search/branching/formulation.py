@@ -342,12 +342,12 @@ class Formulation:
 def points_of(instance: Instance) -> int:
     """Return about how many points all curves have: slices have at most the table's points."""
     total = 0
-    for table in range(instance.tables):
+    for table, tables in Counter(instance.alike).items():
         parts = sum(
             len(distinct_shards(instance.shards(table, option)))
             for option in instance.options_of(table)
         )
-        total += parts * instance.curve(instance.whole(table), 0).hot_rows.size
+        total += tables * parts * instance.curve(instance.whole(table), 0).hot_rows.size
     return total * len(instance.kinds)
 
 
