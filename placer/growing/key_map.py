@@ -2,11 +2,12 @@
 
 from collections import deque
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from placer.errors import BackendError, CheckpointError, PlanMismatchError
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.growing.hashes import compiled, digest_of, parts_of
 from placer.growing.options import (
     MOST_CAPACITY,
     MOST_OPEN_STEPS,
@@ -40,24 +41,6 @@ class Resized(NamedTuple):
     keys: "KeyMap"
     earlier: Int
     dropped: int
-
-
-def parts_of(keys: Int, parts: int) -> Int:
-    """Return the part of each key, by a hash: the number of the key map that has the key.
-
-    Examples
-    --------
-    >>> parts_of(np.array([8, 16, 24, -1]), 4)
-    array([2, 3, 3, 1])
-    """
-    found = np.empty(keys.size, np.int64)
-    _kernels().parts_of(np.ascontiguousarray(keys), found, parts)
-    return found
-
-
-def digest_of(keys: Int) -> int:
-    """Return a hash of the keys of a step, in any order: the sum of the hashes of its parts."""
-    return int(_kernels().digest_of(np.ascontiguousarray(keys)))
 
 
 class KeyMap:
@@ -107,7 +90,7 @@ class KeyMap:
                 "each has the keys of its own rows"
             )
         self.growing, self.part, self.parts = growing, part, parts
-        self._kernels = _kernels()
+        self._kernels = compiled()
         self._allocate(np.arange(1 + part, growing.rows, parts))
 
     def _allocate(self, numbers: Int) -> None:
@@ -408,13 +391,3 @@ class KeyMap:
         self._state[kernels.FREE] = chain[0]
         if self.part == 0:
             self._state[kernels.HITS :] = counts[:, kernels.HITS : kernels.PLACES].sum(0)
-
-
-def _kernels() -> Any:
-    try:
-        from placer.growing import kernels
-    except ImportError as error:
-        raise BackendError(
-            "tables that grow need Numba: pip install 'embedding-placer[cpu]'"
-        ) from error
-    return kernels

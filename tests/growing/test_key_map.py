@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyCounts, KeyMap
-from placer.growing.key_map import digest_of, parts_of
+from placer.growing.hashes import digest_of, parts_of
 from placer.growing.options import Eviction, Int
 
 _WINDOW = 16

@@ -18,7 +18,7 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.growing import Growing, KeyCounts, KeyMap
-from placer.growing.key_map import parts_of
+from placer.growing.hashes import parts_of
 from placer.growing.options import Int
 from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model

@@ -17,7 +17,8 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.growing import Growing, KeyCounts
-from placer.growing.key_map import StepRows, digest_of, parts_of
+from placer.growing.hashes import digest_of, parts_of
+from placer.growing.key_map import StepRows
 from placer.growing.options import OPEN_OVER_RANKS, Int
 from placer.tables import Table
 
