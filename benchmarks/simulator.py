@@ -27,10 +27,10 @@ from cost_models.simulation import TimeSummary, replayed
 from placer import Plan, Problem, Topology
 from placer.plan.fields import Shard
 from placer.plan.memory import with_buffers
-from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.training.reading import in_background
 from placer.workloads import named_workload
+from placer.workloads.batches import drawn_batches
 
 SAMPLES = 65536
 WORKLOAD = "criteo-kaggle"

@@ -76,7 +76,7 @@ class CostReport:
     """The cost of a plan: times by GPU and host, memory by device, and lookups in HBM.
 
     `gpus` ends with the hosts without GPUs, which serve lookups like GPUs. `hbm_lookup_share` is
-    the share of lookups in device shards and hits of caches. `relative_error` is the typical error
+    the share of lookups in device shards and hits of caches. `relative_error` is the median error
     of the model's step times, as a share, if it was measured. `schedule` has the order of phases,
     `phase_s` the seconds of each phase and GPU, and `parts_s`, shape (parts, phases, GPUs), the
     same by `PARTS`; both are missing if the step is one phase. `dense_s` are the seconds of dense

@@ -19,7 +19,6 @@ from placer.plan.migration import migration
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.simulator.counts import StepCounts
-from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import (
     DeviceTotals,
@@ -34,6 +33,7 @@ from placer.simulator.summary import (
 from placer.training.loop import check_log
 from placer.training.reading import batches as batches_of
 from placer.training.reading import in_background
+from placer.workloads.batches import drawn_batches
 
 Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 """The name of a log, and a function that reads its batches from the beginning."""

@@ -17,6 +17,7 @@ from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 
 from cost_models import Calibrated, Roofline, cost_model
+from cost_models.calibrated import fit
 from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations
 from cost_models.calibrated.model import TERMS, Calibration
 from placer.errors import DataError, PlacerError
@@ -34,8 +35,6 @@ from placer.measurement import (
     repeated,
 )
 from placer.measurement.machine import LEAST_CASES, calibration_cases
-from placer.measurement.measure import drawn_batches
-from placer.plan.fields import RowOrder
 from placer.plan.verify import violations
 
 TIERED = Setting("tiered", pinned=False)
@@ -105,34 +104,6 @@ def test_a_gpu_is_given_more_to_do() -> None:
         assert lookups[1] == pytest.approx(load * lookups[0], rel=0.05)
         assert sum(t.rows for t in large.tables) > 4 * sum(t.rows for t in case.tables)
         assert not list(violations(large.plan()))
-
-
-def test_batches_are_drawn_as_the_profile_says() -> None:
-    case = replace(next(random_cases(2, 1)), batch_size=4000)
-    plan = case.plan()
-    batches = list(itertools.islice(drawn_batches(plan, case.profile, 4000, 0), 3))
-    assert not (batches[0].ids[:50] == batches[1].ids[:50]).all()
-    again = next(drawn_batches(plan, case.profile, 4000, 0))
-    assert (again.ids == batches[0].ids).all()
-    for number, table in enumerate(case.profile):
-        bounds = batches[0].bounds
-        ids = batches[0].ids[bounds[number] : bounds[number + 1]].numpy()
-        assert ids.size == pytest.approx(4000 * table.table.lookups_per_sample, rel=0.1)
-        hot = table.cdf.hot_rows_for(0.5)
-        assert (ids < hot).mean() == pytest.approx(float(table.cdf.share(hot)), abs=0.05)
-        assert 0 <= ids.min() <= ids.max() < table.table.rows
-
-
-def test_batches_follow_the_row_order_of_the_plan() -> None:
-    case = small_case()
-    name = case.tables[0].name
-    plan = replace(
-        case.plan(),
-        row_order={name: RowOrder("profile")},
-        hot_ids={name: np.arange(500)[::-1].copy()},
-    )
-    straight, turned = (next(drawn_batches(p, case.profile, 32, 0)) for p in (case.plan(), plan))
-    assert (turned.ids == 499 - straight.ids).all()
 
 
 @pytest.mark.parametrize("backend", ["numba", "tiered"])
@@ -267,7 +238,8 @@ def test_what_exchanges_take_is_found_again() -> None:
 
 def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
     cases = first(calibration_cases(TIERED), 120)
-    model = Calibrated(calibrate(dataset(cases, TIERED, noise=0.1)))
+    measured = dataset(cases, TIERED, noise=0.1)
+    model = Calibrated(calibrate(measured))
     unseen = list(random_cases(77, 30))
     errors = []
     for case, measurement in zip(unseen, dataset(unseen, TIERED).measurements, strict=True):
@@ -275,6 +247,9 @@ def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
         errors.append(abs(predicted / measurement.measured.seconds() - 1))
     assert np.mean(errors) < 0.1
     assert 0 < model.calibration.relative_error < 0.2
+    held_out = fit._held_out_errors(observations(measured, "wall"))
+    assert np.median(held_out) != pytest.approx(held_out.mean(), rel=0.01)
+    assert model.calibration.relative_error == pytest.approx(np.median(held_out), abs=1e-4)
 
 
 def test_the_model_says_what_was_fitted() -> None:

@@ -14,7 +14,7 @@ from placer.plan.memory import slice_unique
 from placer.profile.count import AccessCounter
 from placer.profile.locality import LocalityCounter, WindowCounts, added
 from placer.profile.table_profile import TableProfile, UnknownIds
-from placer.simulator.draws import drawn_batches
+from placer.workloads.batches import drawn_batches
 
 Ids = npt.NDArray[np.int64]
 ROWS = 2000

@@ -36,9 +36,9 @@ from placer.errors import DataError, PlacerError, PlanMismatchError, ProfileErro
 from placer.measurement import random_cases
 from placer.plan.fields import PIPELINES, Lookup, Pipeline
 from placer.plan.memory import with_buffers
+from placer.plan.plan import Ranks
 from placer.profile.table_profile import RowCounts, TableProfile
 from placer.simulator.counts import StepCounts
-from placer.simulator.draws import drawn_batches
 from placer.simulator.replay import ReplayOptions, Simulator
 from placer.simulator.summary import (
     StepRecord,
@@ -49,6 +49,7 @@ from placer.simulator.summary import (
     served,
 )
 from placer.tables import DType
+from placer.workloads.batches import drawn_batches
 
 BATCHES = 12
 ON_LINK = [COPIES, LINK_LOOKUP, LINK_UPDATE]
@@ -293,6 +294,20 @@ def test_draws_follow_the_profile() -> None:
     assert np.array_equal(ids[0], again)
     with pytest.raises(ProfileError, match="0 batches of 5 samples"):
         next(drawn_batches(problem.profile, 5, 0))
+
+
+def test_drawn_batches_follow_the_row_orders_of_tables_without_counts() -> None:
+    profile = next(random_cases(2, 1)).profile
+    table = next(iter(profile)).table
+    orders = {table.name: Ranks.of(np.arange(500)[::-1])}
+    straight, turned = (
+        next(drawn_batches(profile, 32, 1, orders=given)).features for given in (None, orders)
+    )
+    feature = table.features[0].name
+    hot = straight[feature].ids < 500
+    assert hot.any()
+    assert (turned[feature].ids[hot] == 499 - straight[feature].ids[hot]).all()
+    assert (turned[feature].ids[~hot] == straight[feature].ids[~hot]).all()
 
 
 def cached_plan(rows: int, entries: int, staging: int = 0) -> Plan:

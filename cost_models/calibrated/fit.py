@@ -162,7 +162,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
             if met[n]
         },
         tiers=dataset.setting.tiers,
-        relative_error=round(float(errors.mean()), 4),
+        relative_error=round(float(np.median(errors)), 4),
         p90_error=round(float(np.quantile(errors, 0.9)), 4),
         cases=len(observed),
         noise=noise,

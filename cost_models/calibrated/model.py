@@ -97,7 +97,7 @@ class Calibration:
     # Whether the executor has separate memories for HBM and DRAM. If not, all ways to read rows
     # cost the same.
     tiers: bool = True
-    # Mean and 90th percentile of relative errors of predicted step times, for cases that the fit
+    # Median and 90th percentile of relative errors of predicted step times, for cases that the fit
     # did not use.
     relative_error: float = 0.0
     p90_error: float = 0.0
@@ -214,7 +214,7 @@ class Calibrated(StepEquation):
 
     @property
     def relative_error(self) -> float:
-        """Mean relative error of step times for cases that the fit did not use."""
+        """Median relative error of step times for cases that the fit did not use."""
         return self.calibration.relative_error
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:

@@ -166,8 +166,8 @@ def calibration_report(calibration: Calibration) -> Report:
     """Report constants with error bars, their errors, and how the machine's speed varied."""
     noise = calibration.noise
     headline = [
-        f"{calibration.cases} cases; step times of cases that a fit had not seen are off by "
-        f"{form.share(calibration.relative_error)} on average, one of ten by more than "
+        f"{calibration.cases} cases; of the step times of cases that a fit had not seen, half are "
+        f"off by more than {form.share(calibration.relative_error)}, one of ten by more than "
         f"{form.share(calibration.p90_error)}",
         f"steps of one case vary by {form.share(noise.spread)}, and one measured repeatedly "
         f"by {form.share(noise.drift)}; waiting for the processor added {form.share(noise.wait)}",

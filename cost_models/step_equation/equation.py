@@ -73,7 +73,7 @@ class StepEquation(CostModel, ABC):
 
     @property
     def relative_error(self) -> float | None:
-        """The typical relative error of step times; None if it was not measured."""
+        """The median relative error of step times; None if it was not measured."""
         return None
 
     @abstractmethod

@@ -168,12 +168,13 @@ class DeviceKeyMap(KeyMap):
         super().load_state(state)
         self.push()
 
-    def train(self, lookups: int, waiting: Lookups, open_steps: int) -> Walk:
+    def train(self, lookups: int, waiting: Lookups, open_steps: int, digest: int) -> Walk:
         """Take a step after the device has looked up its keys; give rows to keys without one.
 
         The host reads the `waiting` lookups, which found no row, in the order of the batch. If this
         step may take back the row of another lookup, the host reads that lookup too. The order of
-        all other lookups changes nothing. The generator returns None if nothing has changed.
+        all other lookups changes nothing. `digest` is `digest_of` all keys. The generator returns
+        None if nothing has changed.
         """
         state, kernels, ttl = self._state, self._kernels, self.growing.ttl
         changed = [np.zeros(0, np.int64)]
@@ -189,7 +190,7 @@ class DeviceKeyMap(KeyMap):
                 waiting = waiting.with_others(answer.lookups)
             else:
                 state[kernels.SWEEP], ttl = swept[-1] if swept.size else 0, 0
-        open_since = self._begin_step(lookups, open_steps, ttl)
+        open_since = self._begin_step(lookups, open_steps, ttl, digest)
         state[kernels.HITS] += lookups
         if not (waiting.places.size or ttl):
             self._without.append(changed[0])

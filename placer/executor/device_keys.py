@@ -127,12 +127,17 @@ class DeviceKeys(GrowingKeys):
         )
         keys = _Keys(spans, table, ids, ids.to(torch.int64, copy=True))
         known = self._copy
-        find = partial(self._launch, self._kernels.find, table, ids, known.slots, known.keys)
+        digests = torch.empty(len(self.maps), dtype=torch.int64, device=self._device)
+
+        def find(noted: Tensor, room: int) -> None:
+            arguments = known.slots, known.keys, keys.rows, digests.zero_(), noted, room
+            self._launch(self._kernels.find, table, ids, *arguments)
+
         if open_before is None:
-            find(keys.rows, self._room(FIRST), FIRST)
+            find(self._room(FIRST), FIRST)
         else:
-            missing, _ = self._noted(partial(find, keys.rows))
-            again = self._give_rows(keys, missing, open_before)
+            missing, found = self._noted(find, digests)
+            again = self._give_rows(keys, missing, open_before, found)
             known.step.add_(1)
             note_reads = self._kernels.note_reads
             self._launch(note_reads, table, keys.rows, known.step, known.last, known.reads)
@@ -168,7 +173,7 @@ class DeviceKeys(GrowingKeys):
         return lookups.at(lookups.places.argsort()), found[1 + 3 * room :]
 
     def _give_rows(
-        self, keys: _Keys, missing: Lookups, open_before: int
+        self, keys: _Keys, missing: Lookups, open_before: int, digests: Int
     ) -> dict[str, tuple[Tensor, Int]]:
         """Take a step of all maps, and write the rows of lookups that had none.
 
@@ -177,7 +182,9 @@ class DeviceKeys(GrowingKeys):
         walks: dict[str, Walk] = {}
         for name, span in keys.spans.items():
             own, open_steps = missing.within(span), max(1, open_before)
-            walks[name] = self._map(name).train(span.stop - span.start, own, open_steps)
+            walks[name] = self._map(name).train(
+                span.stop - span.start, own, open_steps, int(digests[self._places[name][0]])
+            )
         given: dict[str, Given] = {}
         answers: dict[str, Answer | None] = dict.fromkeys(walks)
         while answers:

@@ -1,14 +1,15 @@
 """The base class of embeddings in one process and of embeddings that processes share."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from placer.errors import PlanMismatchError
+from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.id_order import rows_from
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.lookups.batch_reads import feature_reads
@@ -70,6 +71,33 @@ class Embeddings(nn.Module, ABC):
         self.plan, self.device, self._stochastic = plan, device, stochastic
         self.optimizers = {table.name: optimizer or table.optimizer for table in plan.tables}
         self.features = feature_reads(plan.tables, padding_idx or {})
+
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if not self._can_be_copied:
+            raise PlacerError(
+                "tables that have processes in common, rows on a drive or narrow rows cannot be "
+                "deep-copied: make another module with the same plan, and load this one's "
+                "state_dict and optimizer_state_dict"
+            )
+        made = memo[id(self)] = copy.copy(self)
+        made.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise PlacerError(
+            f"{type(self).__name__} cannot be pickled, nor saved by torch.save: save its "
+            "state_dict and optimizer_state_dict, or give it to "
+            "placer.storage.checkpoint.save_model; load them into a module made with the plan"
+        )
+
+    @property
+    def _can_be_copied(self) -> bool:
+        return False
 
     @property
     def feature_names(self) -> tuple[str, ...]:

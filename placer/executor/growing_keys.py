@@ -14,11 +14,8 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.arena import weights_of_keys
 from placer.growing.key_map import KeyMap
-from placer.growing.options import Growing, Int, KeyCounts
+from placer.growing.options import MOST_OPEN_STEPS, Growing, Int, KeyCounts
 from placer.tables import Table
-
-MOST_OPEN_STEPS = 64
-"""Most steps that count as open, even if the user keeps more outputs without a backward pass."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

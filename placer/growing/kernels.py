@@ -147,6 +147,15 @@ def parts_of(keys, out, parts):
 
 
 @numba.njit(cache=True, nogil=True)
+def digest_of(keys):
+    """Return the sum of the keys' hashes; each hash is odd, so that no key adds nothing."""
+    total = np.uint64(0)
+    for j in range(keys.size):
+        total += mix(keys[j]) | np.uint64(1)
+    return np.int64(total)
+
+
+@numba.njit(cache=True, nogil=True)
 def draw(keys, seed, bound, out):
     """Draw float32 values uniform in ±bound for each key. A key always gets the same values."""
     for j in range(keys.size):

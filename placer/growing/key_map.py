@@ -2,12 +2,21 @@
 
 from collections import deque
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from placer.errors import BackendError, CheckpointError, PlanMismatchError
-from placer.growing.options import MOST_CAPACITY, SKETCH_CELLS, SKETCH_ROWS, Growing, Int, KeyCounts
+from placer.errors import CheckpointError, PlanMismatchError
+from placer.growing.hashes import compiled, digest_of, parts_of
+from placer.growing.options import (
+    MOST_CAPACITY,
+    MOST_OPEN_STEPS,
+    SKETCH_CELLS,
+    SKETCH_ROWS,
+    Growing,
+    Int,
+    KeyCounts,
+)
 from placer.growing.saved_state import fits, sketch_of
 
 _READS = 256
@@ -34,19 +43,6 @@ class Resized(NamedTuple):
     dropped: int
 
 
-def parts_of(keys: Int, parts: int) -> Int:
-    """Return the part of each key, by a hash: the number of the key map that has the key.
-
-    Examples
-    --------
-    >>> parts_of(np.array([8, 16, 24, -1]), 4)
-    array([2, 3, 3, 1])
-    """
-    found = np.empty(keys.size, np.int64)
-    _kernels().parts_of(np.ascontiguousarray(keys), found, parts)
-    return found
-
-
 class KeyMap:
     """Gives the rows of one table to keys, in the order in which they are read.
 
@@ -62,11 +58,6 @@ class KeyMap:
         Options of the whole table.
     part, parts : int
         Number of this map, and number of maps; see `parts_of`.
-
-    Attributes
-    ----------
-    known_steps : int
-        Number of next steps that repeat earlier ones: they find keys and change nothing.
 
     Raises
     ------
@@ -98,8 +89,8 @@ class KeyMap:
                 f"capacity {growing.capacity} is less than the {parts} ranks that share the table; "
                 "each has the keys of its own rows"
             )
-        self.growing, self.part, self.parts, self.known_steps = growing, part, parts, 0
-        self._kernels = _kernels()
+        self.growing, self.part, self.parts = growing, part, parts
+        self._kernels = compiled()
         self._allocate(np.arange(1 + part, growing.rows, parts))
 
     def _allocate(self, numbers: Int) -> None:
@@ -113,19 +104,24 @@ class KeyMap:
         blocks = self.growing.sketch_blocks(self.part, self.parts)
         self._sketch = np.zeros((len(blocks), SKETCH_ROWS, SKETCH_CELLS), np.uint8)
         # Keys without a row in each of the last steps, which may be repeated.
-        self._without: deque[Int] = deque(maxlen=64)
-        # Number and sum of the keys of each of the last steps; the same for repeated steps.
-        self._last: deque[tuple[int, int] | None] = deque(maxlen=64)
-        self._coming: deque[tuple[int, int] | None] = deque()
+        self._without: deque[Int] = deque(maxlen=MOST_OPEN_STEPS)
+        # `digest_of` each of the last steps; the same for steps that are expected to be repeated.
+        self._last: deque[int] = deque(maxlen=MOST_OPEN_STEPS)
+        self._coming: deque[int] = deque(maxlen=MOST_OPEN_STEPS)
         # For each lookup to repeat that found no row: the row that its key got afterwards.
         self._late = np.empty(0, np.int64)
         self._log = np.zeros(1, np.int64)  # Too small to log changes: nobody asked for them.
+
+    @property
+    def known_steps(self) -> int:
+        """Number of next steps that repeat earlier ones: they find keys and change nothing."""
+        return len(self._coming)
 
     def _numbered(self, rows: Int) -> Int:
         """Return the table's rows from numbers of this map's rows."""
         return rows if self._numbers is None else self._numbers[rows].astype(np.int64)
 
-    def read(self, keys: Int, open_steps: int = 1) -> StepRows:
+    def read(self, keys: Int, open_steps: int = 1, digest: int | None = None) -> StepRows:
         """Make one step: find the row of each key, and give rows to new ones.
 
         Parameters
@@ -133,27 +129,27 @@ class KeyMap:
         keys : int64, shape (lookups,)
         open_steps : int
             Number of earlier steps that are still open: their rows keep their keys.
+        digest : int, optional
+            `digest_of` the keys of all maps; by default, of these keys.
         """
-        read = keys.size, int(keys.sum())
-        if self._coming and self._coming.popleft() not in (read, None):
+        digest = digest_of(keys) if digest is None else digest
+        if self._coming and self._coming[0] != digest:
             self.forget()  # The batches differ: no step is repeated.
-        if self.known_steps:
-            self.known_steps -= 1
-            self._last.append(read)
+        if self._coming:
+            self._last.append(self._coming.popleft())
             return StepRows(self._find_again(keys), keys[:0], keys[:0])
-        open_since = self._begin_step(keys.size, open_steps, self._own.ttl)
+        open_since = self._begin_step(keys.size, open_steps, self._own.ttl, digest)
         rows, reused, _ = self._read(np.ascontiguousarray(keys), open_since)
         self._without.append(keys[rows == 0])
-        self._last[-1] = read
         new_keys = self._rows["key"][reused]
         return StepRows(self._numbered(rows), self._numbered(reused), new_keys)
 
-    def _begin_step(self, lookups: int, open_steps: int, ttl: int) -> int:
+    def _begin_step(self, lookups: int, open_steps: int, ttl: int, digest: int) -> int:
         """Begin a step, and return the first open step, from which on rows keep their keys."""
         open_since = int(self._state[self._kernels.STEP]) + 1 - open_steps
         while len(self._without) > open_steps:  # Only open steps may be repeated.
             self._without.popleft()
-        self._last.append(None)  # Unknown keys match any batch.
+        self._last.append(digest)
         maps = self._slots, self._rows, self._state, self._sketch, self._log
         forget_reads = _FORGET_READS * self._own.capacity
         self._kernels.begin_step(
@@ -202,13 +198,17 @@ class KeyMap:
         If a step has other keys, it and all later steps are new.
         """
         self._late = self._late_with(steps)
-        self._coming.extendleft(list(self._last)[: -steps - 1 : -1])
-        self.known_steps += steps
+        self._coming = deque(self._coming_with(steps), MOST_OPEN_STEPS)
 
     def forget(self) -> None:
         """Treat the next steps as new, instead of as repeated steps of the saved run."""
-        self.known_steps, self._late = 0, self._late[:0]
+        self._late = self._late[:0]
         self._coming.clear()
+
+    def _coming_with(self, steps: int) -> list[int]:
+        """Return `_coming` with the last `steps` steps, to be repeated, before it."""
+        last = list(self._last)[max(0, len(self._last) - steps) :]
+        return [*last, *self._coming][:MOST_OPEN_STEPS]
 
     def _late_with(self, steps: int) -> Int:
         """Return `_late` with the lookups of the last `steps` steps, to be repeated, added."""
@@ -266,7 +266,8 @@ class KeyMap:
         made._allocate(np.append(rows, unused))
         made._rows[1 : kept.size + 1] = self._rows[kept]
         made._late = 1 + np.searchsorted(kept, self._late[np.isin(self._late, kept)])
-        made._state[:], made.known_steps = self._state, self.known_steps
+        made._state[:] = self._state
+        made._coming.extend(self._coming)
         made._state[kernels.SKETCH] = 0
         if is_smaller:
             made._state[[kernels.FREE, kernels.HAND, kernels.SWEEP]] = 0
@@ -318,7 +319,8 @@ class KeyMap:
         rows[:used, :2] = self._rows[1 : used + 1].view(np.int64).reshape(used, 2)
         np.add.at(rows[:, 1], self._late_with(ahead) - 1, _READS << 32)
         rows[:used, 2] = self._numbered(np.arange(1, used + 1))
-        counts = np.append(self._state, self.known_steps + ahead)
+        coming = self._coming_with(ahead)
+        counts = np.pad([*self._state, len(coming), *coming], (0, MOST_OPEN_STEPS - len(coming)))
         sketch = self._sketch.reshape(-1, SKETCH_ROWS * SKETCH_CELLS).copy()
         values = rows, counts[None], sketch.view(np.int64)
         return dict(zip(self.STATE, values, strict=True))
@@ -362,13 +364,14 @@ class KeyMap:
                 f"capacity {self.growing.capacity:,} leaves no row for the keys of rank "
                 f"{sizes.argmin()} of {self.parts}; take fewer ranks"
             )
-        self.known_steps = int(counts[:, kernels.PLACES].max())
         (own,) = (parts == self.part).nonzero()
         if not is_same:
             own = own[numbers[own].argsort()]
         self._allocate(np.append(numbers[own], free[(free - 1) % self.parts == self.part]))
         self._rows[1 : own.size + 1] = records[own]
         self._late = np.arange(len(self._rows)).repeat(self._rows["reads"] // _READS)
+        known = counts[0, kernels.PLACES]
+        self._coming.extend(counts[0, kernels.PLACES + 1 :][:known].tolist())
         self._rows["reads"] %= _READS
         cells = sketch.view(np.uint8).reshape(-1, SKETCH_ROWS, SKETCH_CELLS)
         self._sketch = sketch_of(cells, how, len(counts), how, self.part, self.parts)
@@ -388,13 +391,3 @@ class KeyMap:
         self._state[kernels.FREE] = chain[0]
         if self.part == 0:
             self._state[kernels.HITS :] = counts[:, kernels.HITS : kernels.PLACES].sum(0)
-
-
-def _kernels() -> Any:
-    try:
-        from placer.growing import kernels
-    except ImportError as error:
-        raise BackendError(
-            "tables that grow need Numba: pip install 'embedding-placer[cpu]'"
-        ) from error
-    return kernels

@@ -17,6 +17,9 @@ MOST_ADMISSION = 255
 MOST_CAPACITY = 2**31 - 64
 """Most keys with rows: row numbers have 32 bits."""
 
+MOST_OPEN_STEPS = 64
+"""Most steps that count as open, even if the user keeps more outputs without a backward pass."""
+
 OPEN_OVER_RANKS = 2
 """Number of steps that always count as open if ranks share a table: steps during which a batch is
 sent ahead."""

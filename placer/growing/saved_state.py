@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from placer.growing.options import SKETCH_CELLS, SKETCH_ROWS, Growing, Int
+from placer.growing.options import MOST_OPEN_STEPS, SKETCH_CELLS, SKETCH_ROWS, Growing, Int
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -34,7 +34,9 @@ def sketch_of(saved: Bytes, was: Growing, maps: int, how: Growing, part: int, pa
 
 def fits(rows: Int, counts: Int, sketch: Int, growing: Growing, kernels: Any) -> bool:
     """Return whether a saved state is valid for a table; `rows` are rows that had a key."""
-    if counts.ndim != 2 or counts.shape[1] != kernels.PLACES + 1 or not len(counts):
+    if counts.ndim != 2 or not len(counts):
+        return False
+    if counts.shape[1] != kernels.PLACES + 1 + MOST_OPEN_STEPS:
         return False
     used, parts = counts[:, kernels.USED], len(counts)
     sizes = np.array([len(growing.sketch_blocks(part, parts)) for part in range(parts)])
@@ -46,6 +48,7 @@ def fits(rows: Int, counts: Int, sketch: Int, growing: Growing, kernels: Any) ->
     numbers = np.append(0, np.sort(rows[:, 2]))
     return bool(
         sketch.shape == (sizes.sum(), SKETCH_ROWS * SKETCH_CELLS // 8)
+        and counts[:, kernels.PLACES].max() <= MOST_OPEN_STEPS
         and (counts[:, kernels.SKETCH] <= sizes * SKETCH_CELLS).all()
         and counts[:, [kernels.HAND, kernels.SWEEP, kernels.SKETCH, kernels.PLACES]].min() >= 0
         and ((links >= 0) & (links <= most)).all()

@@ -15,8 +15,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,11 +29,8 @@ from placer.executor import (
 )
 from placer.measurement.cases import Effort, Measured, Setting
 from placer.plan.plan import Plan, Ranks
-from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
-from placer.tables import Feature
-
-Int = npt.NDArray[np.int64]
+from placer.workloads.batches import drawn_batches
 
 _TIMEOUT_S = 120.0
 _WARM_UP = 4  # Steps, or blocks of steps, that are not timed.
@@ -208,8 +203,10 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
     for held in (model, *model.children()):
         if isinstance(held, PlacedEmbeddings):
             _touch_state(held)
-    source = drawn_batches(plan, job.profile, job.samples, job.seed * setting.ranks + rank)
-    batches = list(itertools.islice(source, effort.batches))
+    orders = {table.name: Ranks.in_plan(plan, table.name) for table in plan.tables}
+    seed = job.seed * setting.ranks + rank
+    chunks = drawn_batches(job.profile, job.samples, effort.batches, seed=seed, orders=orders)
+    batches = [BagBatch.from_chunk(chunk, model.feature_names) for chunk in chunks]
     if setting.device.startswith("cuda"):
         batches = [batch.pin_memory() for batch in batches]
     try:
@@ -294,42 +291,3 @@ def quiet(setting: Setting, rank: int) -> Iterator[None]:
         torch.set_num_threads(threads)
         if cores:
             os.sched_setaffinity(0, cores)
-
-
-def drawn_batches(plan: Plan, profile: Profile, samples: int, seed: int) -> Iterator[BagBatch]:
-    """Yield endless batches of independent lookups, drawn by each table's access CDF.
-
-    A feature's coverage is the share of its bags that are not empty. Those have its pooling factor
-    of lookups on average. Row ranks become ids by the plan's row order.
-    """
-    rng = np.random.default_rng([seed, samples])
-    order = {table.name: Ranks.in_plan(plan, table.name) for table in plan.tables}
-    while True:
-        ids: list[Int] = []
-        lengths: list[Int] = []
-        for table in plan.tables:
-            for feature in table.features:
-                bags = _lengths(rng, feature, table.rows > 0, samples)
-                ranks = _ranks(rng, profile[table.name].cdf, int(bags.sum()))
-                ids.append(order[table.name].ids(ranks))
-                lengths.append(bags)
-        offsets = np.concatenate([[0], *lengths]).cumsum()
-        joined = np.concatenate(ids) if ids else np.zeros(0, np.int64)
-        yield BagBatch(torch.from_numpy(joined), torch.from_numpy(offsets), samples)
-
-
-def _lengths(rng: np.random.Generator, feature: Feature, has_rows: bool, samples: int) -> Int:
-    """Draw the number of lookups in each sample's bag, shape (samples,); 0 without rows."""
-    if not has_rows:
-        return np.zeros(samples, np.int64)
-    least = int(min(1.0, feature.pooling_factor))
-    drawn = least + rng.poisson(feature.pooling_factor - least, samples)
-    lengths: Int = drawn * (rng.random(samples) < feature.coverage)
-    return lengths
-
-
-def _ranks(rng: np.random.Generator, cdf: AccessCdf, size: int) -> Int:
-    quantiles = rng.random(size) * cdf.shares[-1]
-    ranks: Int = np.interp(quantiles, cdf.shares, cdf.ranks).astype(np.int64)
-    last: Int = np.minimum(ranks, cdf.rows - 1)
-    return last

@@ -21,7 +21,7 @@ from placer.executor.memory.layout import SlotRange
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.names import Policy
 from placer.growing import KeyCounts, KeyMap
-from placer.growing.key_map import parts_of
+from placer.growing.hashes import parts_of
 from placer.growing.options import OPEN_OVER_RANKS
 from placer.plan.plan import Plan
 from placer.simulator.counts import Int, PartCounts, Served, StepCounts, nothing_sent

@@ -21,7 +21,7 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.growing import Growing
-from placer.growing.key_map import parts_of
+from placer.growing.hashes import parts_of
 from placer.growing.options import Eviction
 from placer.tables import Feature, Table
 

@@ -1,5 +1,8 @@
 """The module around the backends: checks before anything is touched, memory, checkpoints."""
 
+import copy
+import io
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,10 +27,12 @@ from placer.errors import (
     CapacityError,
     CheckpointError,
     DataError,
+    PlacerError,
     PlanMismatchError,
 )
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.plan.memory import device_memory
+from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
 
 
@@ -190,3 +195,54 @@ def test_importing_placer_stays_light() -> None:
     code = "import sys, placer; print([m for m in ('torch', 'numba') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def _with_narrow_rows(table: Table) -> Plan:
+    cold = replace(shard(table, (20, table.rows, 1)), memory="dram", lookup="staged", dtype="int8")
+    return plan_of([table], [shard(table, (0, 20, 1)), replace(cold, staging_rows=40)])
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch", "tiered"])
+def test_a_deep_copy_trains_by_itself_or_is_refused(backend: str) -> None:
+    table = two_features()
+    model = PlacedEmbeddings(plan_of([table]), backend=backend)
+    twin, batch = copy.deepcopy(model), random_batch([table])
+    for each in (model, twin):
+        before = model.state_dict()["t.weight"]
+        outputs = each(batch)
+        backward(outputs, random_gradients(outputs))
+        assert torch.equal(before, model.state_dict()["t.weight"]) == (each is twin)
+    assert torch.equal(twin.state_dict()["t.weight"], model.state_dict()["t.weight"])
+    if backend == "tiered":
+        narrow = PlacedEmbeddings(_with_narrow_rows(table), backend=backend)
+        outputs = narrow(batch)  # Its thread and queues exist now.
+        backward(outputs, random_gradients(outputs))
+        with pytest.raises(PlacerError, match=r"narrow rows cannot be deep-copied.*state_dict"):
+            copy.deepcopy(torch.nn.ModuleList([narrow]))
+
+
+def test_what_to_save_instead_of_a_module_is_said() -> None:
+    model = PlacedEmbeddings(plan_of([two_features()]))
+    with pytest.raises(PlacerError, match=r"cannot be pickled.*save its state_dict"):
+        pickle.dumps(model)
+    with pytest.raises(PlacerError, match=r"nor saved by torch\.save"):
+        torch.save(torch.nn.ModuleList([model]), io.BytesIO())
+
+
+@pytest.mark.parametrize("backend", ["numba", "tiered"])
+def test_a_module_made_and_read_in_inference_mode_trains(backend: str) -> None:
+    table = two_features()
+    for plan in (placements(table)["cold rows staged"], _with_narrow_rows(table)):
+        if backend == "numba" and plan.shards[-1].dtype == "int8":
+            continue
+        usual = PlacedEmbeddings(plan, backend=backend)
+        with torch.inference_mode():
+            model = PlacedEmbeddings(plan, backend=backend)
+        for seed in range(3):
+            with torch.inference_mode():
+                model(random_batch([table], seed=seed + 10))
+                usual(random_batch([table], seed=seed + 10))
+            for each in (usual, model):
+                outputs = each(random_batch([table], seed=seed))
+                backward(outputs, random_gradients(outputs, seed))
+        assert torch.equal(usual.state_dict()["t.weight"], model.state_dict()["t.weight"])

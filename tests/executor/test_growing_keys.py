@@ -207,6 +207,36 @@ def test_a_run_that_saves_while_it_looks_ahead_goes_on_to_the_same_bits(
     assert counts.evicted + counts.expired > 20
 
 
+@pytest.mark.parametrize("backend", mostly_slow(BACKENDS, "numba"))
+@pytest.mark.parametrize("stop", [5, 6])
+def test_a_run_that_leaves_its_loop_goes_on_with_other_batches_to_the_same_bits(
+    backend: str, stop: int
+) -> None:
+    """As if it had never looked ahead at the batches that did not come; so does its saved state."""
+    how, plan = {"t": Growing(CAPACITY, eviction="lru")}, placements(_table())["hbm"]
+    first, second, third = (placed(plan, backend=backend, growing=how) for _ in range(3))
+    batches = _key_batches(12, 4 * CAPACITY)
+    others = [_with_ids(batch, batch.ids + 1) for batch in batches]
+    for number, batch in enumerate(look_ahead(batches, first)):
+        if number == stop:
+            break
+        _step(first, batch, number)
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    # A state that is saved again before the next step still knows what it expects.
+    third.load_state_dict(second.state_dict())
+    third.load_optimizer_state_dict(second.optimizer_state_dict())
+    admitted = first.key_counts()["t"].admitted
+    for number, batch in enumerate(others):
+        pooled = [_step(model, batch, number) for model in (first, second, third)]
+        for other in pooled[1:]:
+            assert all(torch.equal(pooled[0][name], other[name]) for name in other)
+    assert first.key_counts()["t"].admitted > admitted + 20
+    for model in (second, third):
+        _assert_alike(first, model)
+        assert first.key_counts() == model.key_counts()
+
+
 def test_batches_that_are_prepared_far_ahead_come_again_to_the_same_bits() -> None:
     how = {"t": Growing(CAPACITY, admission=2)}
     first, second = (placed(placements(_table())["hbm"], growing=how) for _ in range(2))

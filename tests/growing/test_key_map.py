@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyCounts, KeyMap
-from placer.growing.key_map import parts_of
+from placer.growing.hashes import digest_of, parts_of
 from placer.growing.options import Eviction, Int
 
 _WINDOW = 16
@@ -264,6 +264,29 @@ def test_steps_that_come_again_find_what_they_got(
             keys.read(steps[number], 2).rows.tolist() == whole.read(steps[number], 2).rows.tolist()
         )
     assert keys.counts == whole.counts
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 2), (3, 1), (2, 3)])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_maps_know_whether_the_steps_come_again_that_others_have_saved(
+    before: int, after: int, repeats: bool
+) -> None:
+    """The same number of keys with the same sum are other keys."""
+    growing, keys = Growing(90), np.array([4, 5, 9, 90])
+    read = keys if repeats else np.array([3, 6, 9, 90])
+    saved = [KeyMap(growing, part, before) for part in range(before)]
+    for part, own in enumerate(saved):
+        own.read(keys[parts_of(keys, before) == part], digest=digest_of(keys))
+    states = [own.state(ahead=1) for own in saved]
+    joined = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
+    admitted = 0
+    for part in range(after):
+        own = KeyMap(growing, part, after)
+        own.load_state(joined)
+        step = own.read(read[parts_of(read, after) == part], digest=digest_of(read))
+        assert step.rows.all()
+        admitted += own.counts.admitted
+    assert admitted == (4 if repeats else 6)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (2, 1), (3, 4), (4, 2)])

@@ -18,7 +18,7 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.growing import Growing, KeyCounts, KeyMap
-from placer.growing.key_map import parts_of
+from placer.growing.hashes import parts_of
 from placer.growing.options import Int
 from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model
@@ -225,6 +225,31 @@ def ahead(rank: int, world: int, how: Growing) -> None:
     for other in found[1:]:
         assert found[0].keys() == other.keys()
         assert_equal(found[0], other)
+
+
+def other_batches(rank: int, world: int, how: Growing) -> None:
+    """A state that is saved behind a loop goes on with other batches as the run itself does."""
+    plan, keys = some_placements("adagrad"), keys_of(240, world)
+    first, second = (sharded(plan, growing=growing_of(plan, how)) for _ in range(2))
+    batches = [key_batches(plan, world, step, keys) for step in range(5)]
+    for step, batch in enumerate(look_ahead([own[rank] for own in batches], first)):
+        outputs = first(batch)
+        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        if step == 2:
+            break
+    second.load_state_dict(first.state_dict())
+    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    admitted = [counts.admitted for counts in first.key_counts().values()]
+    for step in range(5, 9):
+        others = key_batches(plan, world, step, keys)
+        for model in (first, second):
+            train_step(model, rank, others, step)
+        if step == 5:
+            counts = list(first.key_counts().values())
+            assert any(one.admitted > was for one, was in zip(counts, admitted, strict=True))
+    assert_equal(states(first), states(second))
+    assert first.key_counts() == second.key_counts()
+    first.close(), second.close()
 
 
 def saved(rank: int, world: int, how: Growing) -> tuple[dict[str, Tensor], list[KeyCounts]]:
@@ -467,7 +492,7 @@ def jobs_of(world: int) -> list[Job]:
     jobs += [(f"saved {name}", saved, (MANY[name],)) for name in SAVED]
     if world > 1:
         jobs += [(f"ahead {name}", ahead, (MANY[name],)) for name in AHEAD]
-        jobs += [("dropped", dropped, ())]
+        jobs += [("other batches", other_batches, (MANY["lru"],)), ("dropped", dropped, ())]
         jobs += [("parts", parts_by_themselves, (MANY["lru"],)), ("refused", refused, ())]
     return jobs
 

@@ -89,6 +89,7 @@ class ShardedEmbeddings(Embeddings):
 
     keys: ShardedKeys
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         plan: Plan,

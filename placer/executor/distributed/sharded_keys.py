@@ -17,7 +17,8 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.growing import Growing, KeyCounts
-from placer.growing.key_map import StepRows, parts_of
+from placer.growing.hashes import digest_of, parts_of
+from placer.growing.key_map import StepRows
 from placer.growing.options import OPEN_OVER_RANKS, Int
 from placer.tables import Table
 
@@ -87,31 +88,37 @@ class ShardedKeys(GrowingKeys):
         # Sort by rank, then by table, then by position in the batch.
         groups = parts_of(ids.numpy()[places], self._comm.world) * tables + table_of[places]
         here = torch.from_numpy(places[groups.argsort(kind="stable")])
-        counts = np.bincount(groups, minlength=world * tables)
-        sizes, each = counts.reshape(world, tables).sum(1).tolist(), [tables] * world
-        came = comm.exchange("header", torch.from_numpy(counts), each, each).cpu().numpy()
-        received = came.reshape(world, tables).sum(1).tolist()
+        counts = np.bincount(groups, minlength=world * tables).reshape(world, tables)
+        digests = [digest_of(ids.numpy()[table_of == number]) for number in range(tables)]
+        # Ranks compare whole batches, so that they agree which steps are repeated.
+        header = np.hstack((counts, np.tile(digests, (world, 1)))).reshape(-1)
+        each = [2 * tables] * world
+        said = comm.exchange("header", torch.from_numpy(header), each, each).cpu().numpy()
+        came, theirs = np.split(said.reshape(world, 2 * tables), 2, axis=1)
+        sizes, received = counts.sum(1).tolist(), came.sum(1).tolist()
         keys = comm.exchange("keys", ids[here], sizes, received).cpu().numpy()
-        read = np.tile(np.arange(tables), world).repeat(came)
-        rows, begun = self._mapped(
-            keys, read, None if open_before is None else max(OPEN_OVER_RANKS, open_before)
-        )
+        read = np.tile(np.arange(tables), world).repeat(came.reshape(-1))
+        open_steps = None if open_before is None else max(OPEN_OVER_RANKS, open_before)
+        rows, begun = self._mapped(keys, read, open_steps, theirs.sum(0).tolist())
         ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
         if open_before is not None:
             self._send_changes(begun, routes, batch.ids.device, comm)
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def _mapped(
-        self, keys: Int, table_of: Int, open_steps: int | None
+        self, keys: Int, table_of: Int, open_steps: int | None, digests: Sequence[int]
     ) -> tuple[npt.NDArray[np.int32], dict[str, StepRows]]:
-        """Return the rows of keys, given the number of each key's table; and each table's step."""
+        """Return the rows of keys, given the number of each key's table; and each table's step.
+
+        `digests` are those of each table's keys on all ranks.
+        """
         rows, steps = np.empty(keys.size, np.int32), {}
         for number, (name, own) in enumerate(self.maps.items()):
             here = table_of == number
             if open_steps is None:
                 rows[here] = own.find(keys[here])
             else:
-                steps[name] = own.read(keys[here], open_steps)
+                steps[name] = own.read(keys[here], open_steps, digests[number])
                 rows[here] = steps[name].rows
         return rows, steps
 

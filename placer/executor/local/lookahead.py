@@ -33,7 +33,9 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
     A batch is a `BagBatch`, or a tuple whose first element is a `BagBatch`. The generator replaces
     the `BagBatch` by a `PreparedBatch` and leaves other elements unchanged. It also passes through
     tuples whose first element is None, such as batches that are not trained on. Train on each batch
-    before requesting the next one, and prepare no other batch in the loop.
+    before requesting the next one, and prepare no other batch in the loop. The generator has taken
+    a few batches more from `batches` than it has yielded. If you leave the loop or save a
+    loader's position, count the batches that you trained on, not those that the loader gave out.
 
     Raises DataError for items of other types.
 

@@ -115,6 +115,7 @@ class PlacedEmbeddings(Embeddings):
     >>> pooled.sum().backward()  # Updates rows 3 and 7.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         plan: Plan,
@@ -177,6 +178,10 @@ class PlacedEmbeddings(Embeddings):
                 order.overwrite(weight, initial[weight.table.name])
             elif seed is not None:
                 order.draw(weight, seed)
+
+    @property
+    def _can_be_copied(self) -> bool:
+        return not has_records(self.plan)
 
     def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
         """Return a module of the plan's tables, which shares their memory with this one.

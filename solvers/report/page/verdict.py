@@ -116,8 +116,8 @@ def verdict(
         advice.insert(0, f"{devices} would hold more than there is: make a new plan.")
     if cost.relative_error is not None and cost.cost_model == "roofline":
         advice.append(
-            f"Times are a model's, off by {form.share(cost.relative_error)} on average: "
-            "placer calibrate measures your machine."
+            f"Times are a model's, and half of them off by more than "
+            f"{form.share(cost.relative_error)}: placer calibrate measures your machine."
         )
     binds = f"{name[0].upper()}{name[1:]}. The step {plain(binding.words)}."
     return Verdict(summary, binds, tuple(advice), _tiles(facts, gap))

@@ -26,8 +26,8 @@ def _note(chosen, position, key, row, noted, room):
 
 
 @triton.jit
-def find(table, ids, slots, keys, out, noted, room, BLOCK: tl.constexpr):
-    """Write the row of each key, or 0, and note the lookups without a row."""
+def find(table, ids, slots, keys, out, digests, noted, room, BLOCK: tl.constexpr):
+    """Write the row of each key, or 0; note the lookups without a row; and add to the digests."""
     segment = table + tl.program_id(1).to(tl.int64) * 8
     first = tl.load(segment)
     lookups = tl.load(segment + 2)
@@ -41,7 +41,10 @@ def find(table, ids, slots, keys, out, noted, room, BLOCK: tl.constexpr):
     bits = key.to(tl.uint64)
     bits = (bits ^ (bits >> 33)) * 0xFF51AFD7ED558CCD
     bits = (bits ^ (bits >> 33)) * 0xC4CEB9FE1A85EC53
-    bits = (bits ^ (bits >> 33)) >> 32
+    bits = bits ^ (bits >> 33)
+    digest = tl.sum(tl.where(inside, (bits | 1).to(tl.int64), 0), 0)
+    tl.atomic_add(digests + tl.load(segment + 1), digest)
+    bits >>= 32
     at = ((bits * size.to(tl.uint64)) >> 32).to(tl.int64)
     tag = (bits * (mask + 1).to(tl.uint64)).to(tl.int64) & 0xFFFFFFFF
     row = position * 0

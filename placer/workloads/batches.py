@@ -1,7 +1,7 @@
 """Draw batches of independent samples from a profile."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -24,14 +24,20 @@ _NEAR = 16
 
 
 def drawn_batches(
-    profile: Profile, batch_size: int, batches: int, *, seed: int = 0
+    profile: Profile,
+    batch_size: int,
+    batches: int,
+    *,
+    seed: int = 0,
+    orders: Mapping[str, Ranks] | None = None,
 ) -> Iterator[Chunk]:
     """Yield batches of independent draws from a profile. A seed always gives the same batches.
 
     A sample's bag is not empty with probability `coverage` of its feature, and then has
     `pooling_factor` lookups. A fractional pooling factor is rounded up or down at random, so that
     the mean is kept. Each lookup draws a row by the profile's CDF; rows of one segment are equally
-    likely. `batch_size` is the batch size of all GPUs together.
+    likely. `batch_size` is the batch size of all GPUs together. `orders` are the row orders of
+    tables of which the profile knows no ids; by default, their rows are in the order of ids.
 
     If the profile has measured locality, a batch reads about as many distinct rows as measured:
     only `TableProfile.draws_of` rows are drawn, and each is read several times. If batches are a
@@ -42,8 +48,9 @@ def drawn_batches(
             f"{batches} batches of {batch_size} samples: draw at least 1 batch of 1 sample"
         )
     drawers = [
-        (feature, _Rows(table, batch_size), np.random.default_rng([seed, number, place]))
+        (feature, _Rows(table, batch_size, order), np.random.default_rng([seed, number, place]))
         for number, table in enumerate(profile)
+        for order in [(orders or {}).get(table.table.name)]
         for place, feature in enumerate(table.table.features)
     ]
     if not drawers:
@@ -63,11 +70,11 @@ def drawn_batches(
 class _Rows:
     """Draws rows of a table."""
 
-    def __init__(self, profile: TableProfile, batch_size: int) -> None:
+    def __init__(self, profile: TableProfile, batch_size: int, order: Ranks | None) -> None:
         cdf = profile.cdf
         self._shares, self._ranks = cdf.shares, cdf.ranks
         self.is_empty = not cdf.rows or cdf.shares[-1] == 0
-        self._order = None if profile.counts is None else Ranks.of(profile.counts.hottest())
+        self._order = order if profile.counts is None else Ranks.of(profile.counts.hottest())
         self._widths = np.diff(cdf.ranks)
         self._heights = np.diff(cdf.shares)
         lookups = batch_size * profile.table.lookups_per_sample
