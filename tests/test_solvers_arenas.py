@@ -202,3 +202,18 @@ def test_homes_of_arenas_give_way_to_what_users_ask_for() -> None:
     assert found
     for one in found:
         assert {0, 2} <= {shard.table for shard in one.shards[1]}
+
+
+def test_many_arenas_of_few_rows_stay_whole() -> None:
+    """Launches take most of a step, so cut tables would take almost twice as long as whole ones."""
+    sizes = [(30_000_000, 8, "adagrad"), (44_926, 8, "rowwise_adagrad"), (27, 64, "adam"),
+             (303, 32, "adagrad"), (270, 8, "sgd"), (7451, 4, "adam"), (16_334, 16, "adagrad"),
+             (3139, 16, "adagrad"), (5070, 4, "adagrad"), (28, 4, "adam")]  # fmt: skip
+    tables = [
+        zipf_table(f"t{n}", rows, dim, lookups=2.0, exponent=0.9, optimizer=optimizer)
+        for n, (rows, dim, optimizer) in enumerate(sizes)
+    ]
+    machine = Topology.parse("8xh100", hbm="13MB", dram="5GB")
+    problem = problem_of(*tables, topology=machine, batch_size=128)
+    whole, found = (solve(problem, name, max_steps=60) for name in ("greedy-lookup", "greedy-cost"))
+    assert found.step_time_s < 0.6 * whole.step_time_s

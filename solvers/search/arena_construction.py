@@ -79,6 +79,12 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
         assignment = packed(instance, choice.options, price, choice.homes)
         if assignment is not None:
             yield assignment
+    # Moves change one table at a time, and merging one table's shards rarely saves a launch.
+    uncut = packed(
+        instance, [instance.whole(table).option for table in range(instance.tables)], price
+    )
+    if uncut is not None:
+        yield uncut
 
 
 def _launches_share(instance: Instance, bound: LagrangianBound) -> float:
