@@ -79,12 +79,14 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
         assignment = packed(instance, choice.options, price, choice.homes)
         if assignment is not None:
             yield assignment
-    # Moves change one table at a time, and merging one table's shards rarely saves a launch.
-    uncut = packed(
-        instance, [instance.whole(table).option for table in range(instance.tables)], price
-    )
-    if uncut is not None:
-        yield uncut
+
+
+def whole_tables(instance: Instance, bound: LagrangianBound) -> Assignment | None:
+    """Return an assignment of whole tables; None if launches cost little or nothing fits."""
+    if _launches_share(instance, bound) < _LEAST_SHARE:
+        return None
+    options = [instance.whole(table).option for table in range(instance.tables)]
+    return packed(instance, options, bound.price_s_per_byte)
 
 
 def _launches_share(instance: Instance, bound: LagrangianBound) -> float:

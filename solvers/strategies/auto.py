@@ -21,8 +21,8 @@ class AutoParams:
     Attributes
     ----------
     greedy_share : float
-        Time for constructing the first plan if the problem is too large for branch and bound, or
-        steps are limited. On all others it is constructed as `GreedyCost` does.
+        Time for constructing the first plan if the problem is too large for branch and bound. On
+        all others it is constructed as `GreedyCost` does.
     annealing_share : float
         Time for annealing if the problem is too large for branch and bound.
     branched_annealing_share, proof_share : float
