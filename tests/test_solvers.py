@@ -1,5 +1,6 @@
 """Solvers: what each of them promises, whatever its strategy."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -536,6 +537,22 @@ def test_unknown_names_list_the_valid_ones() -> None:
     for name, other in GONE.items():
         with pytest.raises(PlacerError, match=f"{name}' is gone; use {other}"):
             solver(name)
+
+
+def test_the_strategy_of_the_contributors_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = Path(__file__).parent.parent / "CONTRIBUTING.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    space: dict[str, Any] = {}
+    exec(code, space)
+    problem = Problem(named_workload("random-6"), Topology.parse("2xh100"), batch_size=64)
+    pinned = Constraints.of({"t1": TableRule(devices=("gpu:1",))}, together=[("t2", "t3")])
+    found = space["Random"]().solve(
+        replace(problem, constraints=pinned), Roofline(), Limits(seed=3)
+    )
+    assert found.plan is not None
+    verify(found.plan)
+    assert not unmet(found.plan, pinned)
+    assert found.bound_s <= found.step_time_s
 
 
 def test_a_cost_model_of_ones_own() -> None:

@@ -17,6 +17,25 @@ Missing = Literal["zero", "empty"]
 Role = Literal["label", "sparse", "dense", "ignore"]
 
 FORMATS: tuple[str, ...] = get_args(Format)
+SOURCES: dict[Format, str] = {
+    "parquet": "columnar.ParquetSource",
+    "arrow": "columnar.IpcSource",
+    "jsonl": "json_lines.JsonLinesSource",
+    "criteo": "delimited.DelimitedSource",
+    "csv": "delimited.DelimitedSource",
+    "tsv": "delimited.DelimitedSource",
+    "interactions": "delimited.InteractionsSource",
+    "dlrm": "dlrm.DlrmSource",
+}
+"""By format, the module and class in `placer.data.formats`, imported when they are needed."""
+SUFFIXES: dict[str, Format] = {
+    **dict.fromkeys((".parquet", ".pq", ".parq"), "parquet"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
+    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
+    ".csv": "csv",
+    ".pt": "dlrm",
+}
+"""Formats by the suffix of a file's name."""
 ID_MAPPINGS: tuple[str, ...] = get_args(IdMappingName)
 
 NULLS = ("NULL", "null", "NA", "N/A", "NaN", "nan", "None", "\\N")

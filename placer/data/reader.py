@@ -14,6 +14,8 @@ from placer.data.in_memory import ArrowSource, InMemory, batches_of, is_in_memor
 from placer.data.layout import (
     FORMATS,
     LABEL,
+    SOURCES,
+    SUFFIXES,
     Columns,
     Format,
     IdMappingName,
@@ -26,13 +28,6 @@ from placer.data.vocabulary import choose_mappings, feature_tables_of
 from placer.errors import DataError
 from placer.units import listed
 
-_SUFFIXES: dict[str, Format] = {
-    **dict.fromkeys((".parquet", ".pq", ".parq"), "parquet"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    **dict.fromkeys((".arrow", ".arrows", ".feather", ".ipc"), "arrow"),
-    ".csv": "csv",
-    ".pt": "dlrm",
-}
 _DELIMITED = ("criteo", "csv", "tsv", "interactions")
 _FLAGS = {
     "separator": "--separator",
@@ -184,7 +179,7 @@ def _decisions(columns: Columns) -> list[str]:
 
 def _format_of(files: Sequence[str], layout: Layout) -> Format:
     """Return the format of files, by their suffixes, the layout, or the first bytes."""
-    found = {_SUFFIXES.get(suffixes(file)[0]): file for file in reversed(files)}
+    found = {SUFFIXES.get(suffixes(file)[0]): file for file in reversed(files)}
     found.pop(None, None)
     if len(found) > 1:
         are = ", ".join(f"{shown(file)} is {one}" for one, file in sorted(found.items()))
@@ -195,23 +190,10 @@ def _format_of(files: Sequence[str], layout: Layout) -> Format:
     return known
 
 
-_SOURCES = {
-    "parquet": "columnar.ParquetSource",
-    "arrow": "columnar.IpcSource",
-    "jsonl": "json_lines.JsonLinesSource",
-    "criteo": "delimited.DelimitedSource",
-    "csv": "delimited.DelimitedSource",
-    "tsv": "delimited.DelimitedSource",
-    "interactions": "delimited.InteractionsSource",
-    "dlrm": "dlrm.DlrmSource",
-}
-"""By format, the module and class in `placer.data.formats`, imported when they are needed."""
-
-
 def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedColumns) -> Source:
     if format not in FORMATS:
         raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
-    module, name = _SOURCES[format].split(".")
+    module, name = SOURCES[format].split(".")
     kind = getattr(import_module(f"placer.data.formats.{module}"), name)
     layout = replace(layout, format=format) if format in _DELIMITED else _of_values(layout)
     source: Source = kind(files, layout, named)
