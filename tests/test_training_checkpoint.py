@@ -212,7 +212,7 @@ def edited(path: Path, **changes) -> None:
     ("changes", "message"),
     [
         ({"format_version": 3}, "format version 3 and this placer reads 2; update placer"),
-        ({"format_version": 1}, "format version 1 and this placer reads 2; train anew"),
+        ({"format_version": 1}, "format version 1 and this placer reads 2; train again"),
         ({"step": 9}, "was altered: its content is not what its SHA-256 says"),
         ({"step": "x"}, "was altered: step: "),
         ({"surprise": 1}, "was altered: surprise: "),

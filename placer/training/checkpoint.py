@@ -156,15 +156,18 @@ def latest(path: Path) -> Path:
     """
     if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
         return path
-    problems = []
-    for found in reversed(_by_step(path)):
-        try:
-            _manifest_of(found)
-        except CheckpointError as error:
-            _logger.warning("passing over a checkpoint: %s", error)
-            problems.append(error)
-        else:
-            return found
+    problems: list[CheckpointError] = []
+    before, listed = list[Path](), _by_step(path)
+    while listed != before:  # Beside a fast writer, all listed checkpoints may be gone by now.
+        for found in reversed(listed):
+            try:
+                _manifest_of(found)
+            except CheckpointError as error:
+                _logger.warning("passing over a checkpoint: %s", error)
+                problems.append(error)
+            else:
+                return found
+        before, listed = listed, _by_step(path)
     if problems:
         raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
     raise CheckpointError(f"there is no checkpoint in {path}; start without one")

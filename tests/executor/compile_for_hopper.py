@@ -133,7 +133,7 @@ def compile_all(kernels: Compiler) -> None:
     rows, noted = indices(200), indices(91)
     for kind in (torch.int64, torch.int32):
         ids = indices(200, kind)
-        keys = segments.table, ids, narrow, indices(99), rows, noted, 30
+        keys = segments.table, ids, narrow, indices(99), rows, indices(4), noted, 30
         kernels.run(key_kernels.find, (1, 2), *keys, **shape)
         chosen = segments.table, ids, indices(99, torch.bool), rows, noted, 30
         kernels.run(key_kernels.readers, (1, 2), *chosen, **shape)
