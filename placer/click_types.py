@@ -188,7 +188,7 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
 
 
 class Checked(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """A text that a function accepts, or raises PlacerError for."""
+    """A text that a function checks. The function raises PlacerError for a wrong text."""
 
     name = "text"
 

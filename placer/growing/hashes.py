@@ -22,7 +22,7 @@ def parts_of(keys: Int, parts: int) -> Int:
 
 
 def digest_of(keys: Int) -> int:
-    """Return a hash of the keys of a step, in any order: the sum of the hashes of its parts."""
+    """Return the sum of the hashes of a step's keys, which does not depend on their order."""
     return int(compiled().digest_of(np.ascontiguousarray(keys)))
 
 

@@ -92,7 +92,7 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     ends = [best, made[0]]
     if resharded:
         improve(best, clock)
-        # No single move that undoes a cut saves a launch, so also begin with whole tables.
+        # A move changes one table, which rarely saves a launch. So also improve whole tables.
         whole = whole_tables(search.instance, search.lagrangian)
         if whole is not None:
             improve(whole, clock)
@@ -183,8 +183,8 @@ def anneal(search: Search, share: float) -> Assignment | None:
     near: Assignment | None = None
     if instance.problem.widths and instance.servers and instance.dram_price and not search.repeated:
         # Single moves rarely turn a whole table on a server into one that servers and GPUs share.
-        # So runs also start near a relaxation. Without narrow rows that found worse plans. Relaxing
-        # takes long if it may look for plans as slow as the first.
+        # So runs also start near a relaxation. Without narrow rows that found worse plans.
+        # The slower the known plan is, the longer a relaxation takes: so anneal a little first.
         search.keep(
             annealing.anneal(
                 search.best,
@@ -195,7 +195,7 @@ def anneal(search: Search, share: float) -> Assignment | None:
         )
         prove(search, share, is_first=True)
         near = None if search.branched is None else search.branched.near
-        # A poor one leads nowhere; then the first placement gives another way.
+        # If that start is slow, begin from the first placement instead.
         near = min(filter(None, (near, *search.earlier[:1])), key=_step_s, default=None)
     return annealing.anneal(
         search.best,

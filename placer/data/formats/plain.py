@@ -1,4 +1,4 @@
-"""Read blocks of delimited text without quotes, in 0.6 (Criteo) to 0.95 of Arrow's time.
+"""Read blocks of delimited text without quotes, in less time than Arrow takes.
 
 Separators are found in the block's bytes, and short numbers and texts are read in place. Blocks
 with anything unusual, such as a quote, a carriage return or a missing field, are left to Arrow.
