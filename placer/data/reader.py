@@ -37,6 +37,8 @@ _FLAGS = {
     "nulls": "--null",
 }
 """Fields of a layout that a format may ignore, and the options that set them."""
+_MOST_PACKED_EMPTY = 512
+"""Compressed files from this size on, in bytes, hold something, whatever their names."""
 _MOST_HINTS = 3
 
 
@@ -139,7 +141,7 @@ def open_source(
     metadata: list[str] = []
     files = find(paths, metadata)
     before = states(files)
-    full = [file for file in files if file not in before or before[file][1]]
+    full = [file for file in files if file not in before or _holds_bytes(file, before[file][1])]
     if not full:
         raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
     kind = format or _format_of(full, layout)
@@ -162,6 +164,11 @@ def open_source(
         )
     source.before, source.notes = before, (*notes, *source.notes)
     return source
+
+
+def _holds_bytes(file: str, size_bytes: int) -> bool:
+    """Return whether a file holds anything: one that is compressed may unpack to nothing."""
+    return size_bytes >= _MOST_PACKED_EMPTY or (size_bytes > 0 and bool(head(file, 1)))
 
 
 def _decisions(columns: Columns) -> list[str]:
