@@ -99,6 +99,10 @@ def test_errors_are_one_line(workbench: Workbench, folder: Path, tmp_path: Path)
     assert "a folder of shards is made by `placer export --to shards`" in line
     line = fail("export", new, "--to", "shards", "--checkpoint", tmp_path, "-o", tmp_path / "x")
     assert "there is no checkpoint in" in line
+    runs, since = folder / "runs", folder / "runs" / "step-000000000001"
+    line = fail("export", workbench.plan, "--to", "safetensors", "--checkpoint", runs,
+                "--since", since, "-o", tmp_path / "x")  # fmt: skip
+    assert line.startswith(f"placer: there is no checkpoint {since}; {runs} has step-00000000")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -44,6 +44,7 @@ from placer.storage.manifest import (
 )
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import ALONE, Ranks
+from placer.units import listed
 
 FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
@@ -155,11 +156,14 @@ def latest(path: Path) -> Path:
     folder has no complete checkpoint. The message says what is wrong with the newest one.
     """
     if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+        if not path.exists():
+            beside = listed([one.name for one in _by_step(path.parent)]) or "none"
+            raise CheckpointError(f"there is no checkpoint {path}; {path.parent} has {beside}")
         return path
     problems: list[CheckpointError] = []
-    before, listed = list[Path](), _by_step(path)
-    while listed != before:  # Beside a fast writer, all listed checkpoints may be gone by now.
-        for found in reversed(listed):
+    before, there = list[Path](), _by_step(path)
+    while there != before:  # Beside a fast writer, all listed checkpoints may be gone by now.
+        for found in reversed(there):
             try:
                 _manifest_of(found)
             except CheckpointError as error:
@@ -167,10 +171,10 @@ def latest(path: Path) -> Path:
                 problems.append(error)
             else:
                 return found
-        before, listed = listed, _by_step(path)
+        before, there = there, _by_step(path)
     if problems:
         raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
-    raise CheckpointError(f"there is no checkpoint in {path}; start without one")
+    raise CheckpointError(f"there is no checkpoint in {path}")
 
 
 def load(path: Path) -> Checkpoint:
