@@ -303,6 +303,28 @@ def test_a_plan_is_not_lost_for_one_that_drives_have_no_room_for() -> None:
     assert solve(problem, "auto", max_steps=25, threads=1).plan is not None
 
 
+@pytest.mark.parametrize("widths", [(), ("bfloat16",)])
+@pytest.mark.parametrize("drive_bytes", [0, 57_000])
+def test_rows_that_nothing_reads_fill_memories_too(
+    widths: tuple[ColdDType, ...], drive_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow rows take more bytes in HBM, and all rows are more than a drive holds.
+
+    CP-SAT found a plan, too, if it had a minute.
+    """
+    monkeypatch.setattr("solvers.strategies._search.fit", lambda *_: pytest.fail("no room found"))
+    table = Table("t", 1000, 30, "float32", "sgd", (Feature("t", 2.5, 0.0),))
+    topology = machine(2, 2, hbm_bytes=1 << 16, dram_bytes=7000)
+    drive = Drive(drive_bytes) if drive_bytes else None
+    hosts = tuple(replace(host, drive=drive) for host in topology.hosts)
+    problem = problem_of(
+        TableProfile(table, AccessCdf.zipf(1000, 1.3)), topology=replace(topology, hosts=hosts)
+    )
+    result = solve(replace(problem, widths=widths), "greedy-cost", max_steps=0)
+    assert result.plan is not None
+    assert violations(result.plan) == []
+
+
 @pytest.mark.parametrize(("skew", "other_skew"), [(1.0, 2.0), (2.0, 8.0)])
 def test_dram_is_full_in_spite_of_other_buffers(skew: float, other_skew: float) -> None:
     """Rows that leave the drive changed buffers in HBM, by a few rows too many for DRAM.

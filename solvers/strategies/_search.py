@@ -169,10 +169,13 @@ class Search:
             options if isinstance(options, Termination) else rows_beyond_their_memories(instance)
         )
         if proof is None and not isinstance(options, Termination):
-            assignment = make_room(instance, options, self.seed, self.clock)
-            # The plan may need row maps that the assignment does not count.
-            if assignment is not None and fitted_plan(assignment) is not None:
-                return assignment
+            # Drives may be too small for the rows that options without a share leave to them.
+            off_drives = [[o for o in of if not o.home.drive_share] for of in options]
+            for tried in [options] + [off_drives] * (all(off_drives) and off_drives != options):
+                assignment = make_room(instance, tried, self.seed, self.clock)
+                # The plan may need row maps that the assignment does not count.
+                if assignment is not None and fitted_plan(assignment) is not None:
+                    return assignment
         # On small problems CP-SAT also finds which memory is short, and by how much.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
         answer = fit(instance, self.clock.limits, left_s)
