@@ -189,6 +189,11 @@ def _check_is_plain(model: nn.Module) -> None:
         for module in model.modules()
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
     ]
+    if torch.get_default_device().type == "meta":
+        raise PlanMismatchError(
+            "torch's default device is meta, whose tensors hold no values; the model may be made "
+            "there, but apply the plan after torch.set_default_device('cpu')"
+        )
     if wrapped:
         raise PlanMismatchError(
             f"the model is wrapped in {wrapped[0]}, which holds its parameters; apply the plan "
