@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from placer.errors import CheckpointError
-from placer.files import FileRecord, HashedFile
+from placer.files import HashedFile
 
 NAMES = {
     torch.float64: "F64",
@@ -139,7 +139,7 @@ def _read(tensor: Any, start: int, stop: int) -> Tensor:
 
 def write_safetensors(
     path: Path, tensors: Mapping[str, AnyTensor], metadata: Mapping[str, str] | None = None
-) -> FileRecord:
+) -> None:
     """Write tensors to a safetensors file, a number of rows at a time.
 
     Raises OSError if the file cannot be written.
@@ -157,7 +157,7 @@ def write_safetensors(
                     file.write(bytes_of(block).numpy().data)
     finally:
         file.close()
-    return file.finish()
+    file.finish()
 
 
 def _header(tensors: Mapping[str, TensorRows], metadata: Mapping[str, str]) -> bytes:
