@@ -81,25 +81,13 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """A device's copy of key maps.
-
-    Attributes
-    ----------
-    slots : int32
-    keys : int64, by row
-    last : int32, by row
-        The last step that read the row; −1 without a key.
-    reads : uint8, by row
-        Number of steps that read the row.
-    step : int32
-        The number of the last step, by map.
-    """
+    """A device's copy of key maps."""
 
     slots: Tensor
     keys: Tensor
-    last: Tensor
-    reads: Tensor
-    step: Tensor
+    last: Tensor  # The last step that read the row; −1 without a key.
+    reads: Tensor  # Number of steps that read the row.
+    step: Tensor  # The number of the last step, by map.
 
     def part(self, slots: slice, rows: slice, number: int) -> "DeviceCopy":
         """Return views of one map's part."""

@@ -20,16 +20,10 @@ from placer.tables import Table
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class KeyStep:
-    """A step of the key maps, open until its rows are updated or nothing refers to it.
-
-    Attributes
-    ----------
-    number : int
-    open_before : int
-        Number of steps from the oldest open step to this one, closed steps included.
-    """
+    """A step of the key maps, open until its rows are updated or nothing refers to it."""
 
     number: int
+    # Number of steps from the oldest open step to this one, closed steps included.
     open_before: int
 
 

@@ -24,21 +24,11 @@ _NEAR = 4
 
 @dataclass(frozen=True, slots=True)
 class TableTensor:
-    """A table's ``weight``, or one of its optimizer's tensors.
-
-    Attributes
-    ----------
-    table : Table
-    name : str
-        ``weight``, or one of `placer.tables.OPTIMIZER_STATE`.
-    shape : tuple of int
-        (rows, dim), or (rows,) for state with one number per row.
-    dtype : torch.dtype
-    """
+    """A table's ``weight``, or one of its optimizer's tensors."""
 
     table: Table
-    name: str
-    shape: tuple[int, ...]
+    name: str  # ``weight``, or one of `placer.tables.OPTIMIZER_STATE`.
+    shape: tuple[int, ...]  # (rows, dim), or (rows,) for state with one number per row.
     dtype: torch.dtype
 
     @property

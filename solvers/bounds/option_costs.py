@@ -22,25 +22,13 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OptionCosts:
-    """Sharding options of a table with times, and costs at several prices.
-
-    Attributes
-    ----------
-    options : tuple of ShardingOption
-    longest_s : float64, shape (options,)
-        Least time of the slowest shard.
-    replica_s : float64, shape (options,)
-        Part of it that every GPU spends on replicas.
-    priced_s : float64, shape (options, prices)
-        Least time plus price × bytes, summed over shards.
-    stood_for : tuple of int
-        The last options are stand-ins: for all ways to cut a table in each of these options.
-    """
+    """Sharding options of a table with times, and costs at several prices."""
 
     options: tuple[ShardingOption, ...]
-    longest_s: Float
-    replica_s: Float
-    priced_s: Float
+    longest_s: Float  # Shape (options,): least time of the slowest shard.
+    replica_s: Float  # Shape (options,): part of it that every GPU spends on replicas.
+    priced_s: Float  # Shape (options, prices): least time plus price × bytes, summed over shards.
+    # The last options are stand-ins: for all ways to cut a table in each of these options.
     stood_for: tuple[int, ...] = ()
 
     @property

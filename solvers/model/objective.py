@@ -136,14 +136,9 @@ class Delay:
 
     and a step is no shorter than a chain in which c seconds and one phase, of ``o + min(o, i)``
     seconds for each shard, replace the phase and all phases before it.
-
-    Attributes
-    ----------
-    lane : SharedLane
-        A lane that its phase uses from beginning to end.
     """
 
-    lane: SharedLane
+    lane: SharedLane  # A lane that its phase uses from beginning to end.
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Delay | None":

@@ -59,20 +59,12 @@ proven that nothing fits."""
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """The answer of CP-SAT.
-
-    Attributes
-    ----------
-    assignment : Assignment or None
-    is_impossible : bool
-        True if it is proven that nothing fits.
-    short_bytes : dict of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks in the best
-        placement.
-    """
+    """The answer of CP-SAT."""
 
     assignment: Assignment | None = None
-    is_impossible: bool = False
+    is_impossible: bool = False  # True if it is proven that nothing fits.
+    # Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks in the best
+    # placement.
     short_bytes: dict[tuple[Memory, int], int] | None = None
 
 

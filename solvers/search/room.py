@@ -32,27 +32,15 @@ _MOST_SHARDS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to shard a table, or tables that stay together. One GPU serves each block.
-
-    Attributes
-    ----------
-    blocks : list of tuples of TableShard
-    least_bytes, cold_bytes : float64, shape (blocks,)
-        Least bytes of HBM of a block, and its bytes of DRAM with these.
-    replicas : tuple of TableShard
-        Rows that every GPU holds besides.
-    replica_bytes : float64, shape (gpus,)
-        Bytes of HBM that these take.
-    work_s : float
-        GPU seconds with all useful rows in HBM.
-    """
+    """A way to shard a table, or tables that stay together. One GPU serves each block."""
 
     blocks: list[Block]
+    # Shape (blocks,): least bytes of HBM of a block, and its bytes of DRAM with these.
     least_bytes: Float
     cold_bytes: Float
-    replicas: tuple[TableShard, ...]
-    replica_bytes: Float
-    work_s: float
+    replicas: tuple[TableShard, ...]  # Rows that every GPU holds besides.
+    replica_bytes: Float  # Shape (gpus,): bytes of HBM that these take.
+    work_s: float  # GPU seconds with all useful rows in HBM.
 
     @property
     def bytes(self) -> float:

@@ -21,20 +21,13 @@ from placer.executor.streams import sent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentTable:
-    """The positions of an arena's ids in a batch, and how to translate them to slots.
+    """The positions of an arena's ids in a batch, and how to translate them to slots."""
 
-    Attributes
-    ----------
-    table : int64, shape (segments, 8), on the computing device
-        Columns: first id in the batch, first lookup in the arena's step, number of lookups, rows of
-        the table, `near`, `edge` and `far` of its `Follows`, and start of the table's part of the
-        arena's slot map (−1 if slots follow ids).
-    longest : int
-        Number of lookups of the longest segment.
-    """
-
+    # Shape (segments, 8). Columns: first id in the batch, first lookup in the arena's step, number
+    # of lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and start of the
+    # table's part of the arena's slot map (−1 if slots follow ids).
     table: Tensor
-    longest: int
+    longest: int  # Number of lookups of the longest segment.
 
     @classmethod
     def of(cls, device: torch.device, rows: tuple[tuple[int, ...], ...]) -> "SegmentTable":
@@ -44,26 +37,15 @@ class SegmentTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowReads:
-    """The gradients that each row of an arena sums in a step.
-
-    Attributes
-    ----------
-    runs : Runs
-    places : shape (runs,), or (lookups,)
-        The place of each run; −1 for bad ids and for rows that the host pools. Values after the
-        last run mean nothing.
-    sources : int32 or int64, shape (lookups,)
-        The row of `gradients` that each sorted lookup adds.
-    scales : float32, shape (lookups,), or None
-        Weight of each sorted lookup.
-    gradients : float32, shape (bags, width), contiguous
-    """
+    """The gradients that each row of an arena sums in a step."""
 
     runs: Runs
+    # Shape (runs,): the place of each run; −1 for bad ids and for rows that the host pools. Values
+    # after the last run mean nothing.
     places: Tensor
-    sources: Tensor
-    scales: Tensor | None
-    gradients: Tensor
+    sources: Tensor  # Shape (lookups,): the row of `gradients` that each sorted lookup adds.
+    scales: Tensor | None  # Shape (lookups,): weight of each sorted lookup.
+    gradients: Tensor  # Shape (bags, width).
 
     def sums(self) -> Tensor:
         """Return each run's summed gradient, even at place −1; waits for the device."""
@@ -73,28 +55,14 @@ class RowReads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceReads:
-    """All lookups of one column slice of a table with several.
-
-    Attributes
-    ----------
-    arena : Arena
-    step : ArenaStep
-    lookups : list of slice
-        Ranges of lookups in the arena's step, by feature.
-    sources : int32
-        The row of `gradients` of each lookup of the arena's step.
-    gradients : float32, shape (bags of the arena, width)
-    weights : float32 or None
-        Weight of each lookup of the arena's step.
-    rule : Rule
-    """
+    """All lookups of one column slice of a table with several."""
 
     arena: Arena
     step: ArenaStep
-    lookups: list[slice]
-    sources: Tensor
-    gradients: Tensor
-    weights: Tensor | None
+    lookups: list[slice]  # Ranges of lookups in the arena's step, by feature.
+    sources: Tensor  # The row of `gradients` of each lookup of the arena's step.
+    gradients: Tensor  # Shape (bags of the arena, width).
+    weights: Tensor | None  # Weight of each lookup of the arena's step.
     rule: Rule
 
     def of(self, values: Tensor) -> Tensor:
@@ -103,15 +71,9 @@ class SliceReads:
 
 
 class TorchKernels:
-    """The kernels of a backend on one arena. They are deterministic, and write each row once.
+    """The kernels of a backend on one arena. They are deterministic, and write each row once."""
 
-    Attributes
-    ----------
-    in_one_memory : bool
-        Whether all rows are in host memory. Then places are slots, int64.
-    """
-
-    in_one_memory: bool
+    in_one_memory: bool  # Whether all rows are in host memory. Then places are slots, int64.
 
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor

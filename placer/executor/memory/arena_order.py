@@ -39,20 +39,11 @@ class ArenaKey:
 
 @dataclass(frozen=True, slots=True)
 class ArenaShard:
-    """The part of a shard within a column slice.
+    """The part of a shard within a column slice."""
 
-    Attributes
-    ----------
-    number : int
-        Index of the shard in the plan.
-    shard : Shard
-    home : str
-        The device with the shard's memory.
-    """
-
-    number: int
+    number: int  # Index of the shard in the plan.
     shard: Shard
-    home: str
+    home: str  # The device with the shard's memory.
 
     @property
     def order(self) -> tuple[int, str, Memory, str]:

@@ -47,28 +47,17 @@ class Rule:
     "Training highly multiclass classifiers", JMLR 15; Adam: Kingma and Ba 2015,
     arXiv:1412.6980, in the form at the end of its section 2. eps stands where
     `torch.optim.Adagrad` and `torch.optim.SparseAdam` have it.
-
-    Attributes
-    ----------
-    optimizer : OptimizerName
-    lr : float32, shape (), on the computing device
-        A tensor, so that captured CUDA graphs see changes.
-    eps : float
-    updates : int64, shape (), on the computing device
-        Number of updates including this one: Adam's t.
-    beta1, beta2 : float
-        Decay rates of Adam's averages of g and g².
-    stochastic : bool
-        Whether weights of half precision are rounded up or down at random
-        (`placer.executor.optimizers.rounding`) instead of to the nearest.
     """
 
     optimizer: OptimizerName
-    lr: Tensor
+    lr: Tensor  # Shape (): a tensor, so that captured CUDA graphs see changes.
     eps: float
-    updates: Tensor
+    updates: Tensor  # Shape (): number of updates including this one: Adam's t.
+    # Decay rates of Adam's averages of g and g².
     beta1: float = 0.9
     beta2: float = 0.999
+    # Whether weights of half precision are rounded up or down at random
+    # (`placer.executor.optimizers.rounding`) instead of to the nearest.
     stochastic: bool = False
 
     def step_size(self) -> Tensor:

@@ -339,7 +339,7 @@ def _dtype(name: str, properties: Any) -> str:
 
 def _size(value: Any) -> tuple[int, ...]:
     """Return a pickled `torch.Size` as a tuple of numbers from 0 up that fit in 64 bits."""
-    if isinstance(value, Made) and value.of == Global("torch", "Size") and not value.has_state:
+    if isinstance(value, Made) and value.of == Global("torch", "Size") and value.state is None:
         numbers: Any = value.arguments[0] if len(value.arguments) == 1 else None
         # Older Python versions wrote a list.
         is_short = isinstance(numbers, tuple | list) and len(numbers) <= MOST_DIMENSIONS
