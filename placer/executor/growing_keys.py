@@ -30,6 +30,8 @@ class KeyStep:
 class GrowingKeys:
     """The key maps of one process's growing tables.
 
+    Raises PlanMismatchError if a table is unknown, or its number of rows does not fit its capacity.
+
     Parameters
     ----------
     growing : mapping of table name to Growing
@@ -46,11 +48,6 @@ class GrowingKeys:
     earlier : dict of table name to (int, int64 array)
         For tables whose loaded state had another capacity: the number of rows there, and the row
         there of each row here, or −1.
-
-    Raises
-    ------
-    PlanMismatchError
-        If a table is unknown, or its number of rows does not fit its capacity.
     """
 
     def __init__(

@@ -92,8 +92,6 @@ class Binding:
 def changes(machine: Topology) -> list[Change]:
     """Return the machine with a tenth more of each resource that it has.
 
-    Examples
-    --------
     >>> [change.words for change in changes(Topology.parse("1xh100"))][:2]
     ['HBM +10%', 'DRAM +10%']
     """

@@ -90,8 +90,6 @@ def alike_tables(problem: Problem) -> list[int]:
 def pareto(points: Float) -> Float:
     """Return the points that are faster than all points with fewer bytes, (5 + phases, k).
 
-    Examples
-    --------
     >>> pareto(np.array([[3.0, 1.0, 2.0], [0.5, 1.0, 2.0]]))
     array([[1. , 3. ],
            [1. , 0.5]])

@@ -144,8 +144,6 @@ class Delay:
     def of(cls, schedule: Schedule) -> "Delay | None":
         """Return the delay of the first chain that this module can count; None if there is none.
 
-        Examples
-        --------
         >>> lane = SharedLane(phase=1, part=1, beside=3, before=(0,), begin_s=0.5)
         >>> names = ("lookup", "outputs", "update", "ids")
         >>> delay = Delay.of(Schedule(names, ((0, 1, 2), (3,)), shared=(lane,)))

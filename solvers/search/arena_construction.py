@@ -52,8 +52,6 @@ class _Choice(NamedTuple):
 def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
     """Yield assignments for a few choices of widths; none if launches cost little.
 
-    Examples
-    --------
     >>> from cost_models import Roofline
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload

@@ -121,10 +121,8 @@ class Backend(TorchKernels):
         `fault` is lowered to the position of the first bad id. If the caller passes it, the caller
         must also call `watch`.
 
-        Raises
-        ------
-        DataError
-            If an id is no row of its table. On a GPU a later call raises, to avoid waiting.
+        Raises DataError if an id is no row of its table. On a GPU a later call raises, to avoid
+        waiting.
         """
         found = self.new_fault() if fault is None else fault
         with phase("map"):

@@ -185,6 +185,8 @@ class DriveRecords:
 
     Threads may call it at once; calls run one after the other.
 
+    Raises PlacerError if the folder cannot be made, or the drive lacks space.
+
     Parameters
     ----------
     folder : Path
@@ -193,11 +195,6 @@ class DriveRecords:
     rows : int
         Number of records. All space is reserved at once, so a full drive fails here, not later.
     record_bytes : int
-
-    Raises
-    ------
-    PlacerError
-        If the folder cannot be made, or the drive lacks space.
 
     Examples
     --------

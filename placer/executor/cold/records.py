@@ -30,8 +30,6 @@ _INT8_PARAMETERS = 8
 class Records:
     """The format of records, with conversions from and to rows.
 
-    Examples
-    --------
     >>> records = Records("int8", torch.float32, width=2, state_shape=())
     >>> records.weight_bytes, records.nbytes
     (10, 14)

@@ -62,6 +62,10 @@ class TableRanks:
 
     `serves` says whether this rank is to be a server.
 
+    Raises BackendError if `torch.distributed` is not initialized. Raises PlanMismatchError if the
+    number of ranks does not fit the plan's servers, this rank has the other role, or servers have a
+    model already.
+
     Attributes
     ----------
     comm, trainers : Communicator
@@ -70,14 +74,6 @@ class TableRanks:
         The ranks that act without commands: all ranks until `begin`, then the trainers.
     followers : tuple of int
         The servers that follow this rank; none before `begin`.
-
-    Raises
-    ------
-    BackendError
-        If `torch.distributed` is not initialized.
-    PlanMismatchError
-        If the number of ranks does not fit the plan's servers, this rank has the other role, or
-        servers have a model already.
     """
 
     _serve_one: ClassVar[bool] = False  # Whether this process has tables with servers.

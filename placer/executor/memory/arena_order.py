@@ -70,8 +70,6 @@ def columns_of(
 
     `parts` are pairs of a range of columns and any value.
 
-    Examples
-    --------
     >>> halves = ((0, 4), "left"), ((4, 8), "right"), ((0, 8), "whole")
     >>> list(columns_of(Table("words", rows=9, dim=8), halves))
     [((0, 4), ('left', 'whole')), ((4, 8), ('right', 'whole'))]

@@ -51,6 +51,8 @@ _PROTECTED = torch.iinfo(torch.int32).max
 class RowCache:
     """Cache entries in HBM, and the staged or cached row of each.
 
+    Raises PlanMismatchError if there are too many entries.
+
     Parameters
     ----------
     parts : sequence of SlotRange
@@ -63,11 +65,6 @@ class RowCache:
         Which cached rows are evicted first: the least looked up, with counts that halve in
         `HALF_LIFE_STEPS` steps; or the last in the plan's row order, relative to the
         `cache_rows` of their shard.
-
-    Raises
-    ------
-    PlanMismatchError
-        If there are too many entries.
 
     Notes
     -----

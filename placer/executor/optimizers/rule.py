@@ -76,8 +76,6 @@ class Rule:
 def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 0.999)) -> None:
     """Raise PlanMismatchError if a constant of an optimizer is out of range.
 
-    Examples
-    --------
     >>> check_constants(lr=float("nan"))
     Traceback (most recent call last):
     placer.errors.PlanMismatchError: lr nan must be a number of at least 0

@@ -78,6 +78,8 @@ class PartitionCounter:
     ) -> "PartitionCounter":
         """Return a counter for a log like `some` samples of it.
 
+        Raises DataError if a column is missing or of a wrong type, or an option is invalid.
+
         Parameters
         ----------
         some
@@ -91,11 +93,6 @@ class PartitionCounter:
         memory_bytes : int
             Most bytes that a task holds besides the record batch that it reads. If counts exceed
             it, they are yielded before the partition's end, and are added up later.
-
-        Raises
-        ------
-        DataError
-            If a column is missing or of a wrong type, or an option is invalid.
         """
         source = batches_of(some)
         if position is not None and source.schema.names.count(position) != 1:
@@ -149,6 +146,8 @@ class PartitionCounter:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the counts of one part of the log.
 
+        Raises DataError if an id is out of range; the message names the place.
+
         Parameters
         ----------
         part
@@ -162,11 +161,6 @@ class PartitionCounter:
         ------
         pyarrow.RecordBatch
             Counts with `placer.profile.parts.counts.SCHEMA`, at most 65,536 rows each.
-
-        Raises
-        ------
-        DataError
-            If an id is out of range; the message names the place.
         """
         if not 0 <= partition < 1 << 24:
             raise DataError(f"partition {partition} is not from 0 to {(1 << 24) - 1}")
@@ -234,6 +228,8 @@ class PartitionCounter:
         It equals the profile of `profile_log` over the whole log bit by bit. Memory grows with the
         number of rows that were read, not with the log.
 
+        Raises DataError if the parts hold no samples, or are not counts of this log.
+
         Parameters
         ----------
         parts
@@ -244,11 +240,6 @@ class PartitionCounter:
             Where the log comes from, as text for people.
         options
             The dim, dtype, optimizer and pooling of the tables, as in `profile_log`.
-
-        Raises
-        ------
-        DataError
-            If the parts hold no samples, or are not counts of this log.
         """
         sums = sums_of(parts)
         self._check(sums)

@@ -80,15 +80,12 @@ class TritonBackend(TritonStaging):
     It runs on a GPU, and on the CPU in Triton's interpreter. All matrices must be contiguous. For a
     GPU, rows in host memory must be pinned or registered with CUDA.
 
+    Raises BackendError if the device is the CPU and the interpreter is off.
+
     Parameters
     ----------
     device, policy, host
         See `Backend`.
-
-    Raises
-    ------
-    BackendError
-        If the device is the CPU and the interpreter is off.
     """
 
     def key_maps(
