@@ -43,16 +43,11 @@ def candidates_of(
 ) -> dict[str, list[Group]]:
     """Return the candidates of each table, by its `fqn`, that some ranks have memory for.
 
-    Parameters
-    ----------
-    options : sequence of ShardingOption
-        Options of an enumerator, with estimates.
-    estimate : callable
-        Writes times and bytes into options, such as the enumerator's `populate_estimates`.
-    local_ranks : int
-        Number of ranks on a host.
-    memory : float64, shape (ranks, tiers)
-        Bytes of each rank's memory, by tier.
+    - `options`: options of an enumerator, with estimates.
+    - `estimate`: writes times and bytes into options, such as the enumerator's
+      `populate_estimates`.
+    - `local_ranks`: number of ranks on a host.
+    - `memory`, shape (ranks, tiers): bytes of each rank's memory, by tier.
     """
     tables: dict[str, list[TorchRecOption]] = {option.fqn: [] for option in options}
     for option in options:

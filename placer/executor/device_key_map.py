@@ -117,11 +117,7 @@ class DeviceKeyMap(KeyMap):
 
     The host asks for the reads of a row only if an eviction or expiry rule needs them.
 
-    Parameters
-    ----------
-    growing : Growing
-    copy : DeviceCopy
-        The views of this map.
+    `copy`: the views of this map.
     """
 
     def __init__(self, growing: Growing, copy: DeviceCopy) -> None:

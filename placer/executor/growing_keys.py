@@ -32,14 +32,8 @@ class GrowingKeys:
 
     Raises PlanMismatchError if a table is unknown, or its number of rows does not fit its capacity.
 
-    Parameters
-    ----------
-    growing : mapping of table name to Growing
-    tables : mapping of table name to Table
-    seed : int or None
-        Seed of the weights of reset rows; None sets them to zero.
-    part, parts : int
-        The part of each table's keys in this process, and the number of parts.
+    `seed`: seed of the weights of reset rows; None sets them to zero. `part`, `parts`: the part of
+    each table's keys in this process, and the number of parts.
 
     Attributes
     ----------

@@ -140,10 +140,8 @@ class IdOrder(ABC):
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
         """Return the rows that this process requests, on the host. All processes must call this.
 
-        Parameters
-        ----------
-        requests : sequence of IdRange or None, length world
-            The request of each process; every process must pass the same sequence.
+        `requests`, sequence of IdRange or None, length world: the request of each process; every
+        process must pass the same sequence.
         """
 
     @abstractmethod
@@ -175,10 +173,7 @@ class IdOrder(ABC):
     def start_rows(self, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Overwrite the weights of some rows of tables, and set their optimizer state to zero.
 
-        Parameters
-        ----------
-        weights : mapping of table name to (ids, weights)
-            Distinct ids, shape (rows,), and weights, shape (rows, dim), on the host.
+        `weights`: distinct ids, shape (rows,), and weights, shape (rows, dim), on the host.
         """
         self.synchronize()
         for name, (ids, values) in weights.items():
@@ -215,14 +210,9 @@ def rows_from(
 ) -> ReadRows:
     """Return a function that reads a tensor whose rows come from an earlier tensor or are new.
 
-    Parameters
-    ----------
-    before : callable or None
-        Reads rows ``start..stop`` of the earlier tensor; None if there was none.
-    earlier : int64 array, shape (rows,)
-        The earlier row of each row, negative for new rows.
-    seed : int or None
-        Draws the weights of new rows, as for a new table. None leaves them zero.
+    - `before`: reads rows ``start..stop`` of the earlier tensor; None if there was none.
+    - `earlier`, int64 array, shape (rows,): the earlier row of each row, negative for new rows.
+    - `seed`: draws the weights of new rows, as for a new table. None leaves them zero.
     """
     place_of_new = np.cumsum(earlier < 0) - 1
 

@@ -133,13 +133,9 @@ def lagrangian_bound(
 ) -> LagrangianBound:
     """Return the bound of this module's docstring.
 
-    Parameters
-    ----------
-    known : LagrangianBound, optional
-        The bound of the same problem with other weights. Prices near its prices are tried, and its
-        bound by hosts' memory is reused.
-    is_late : callable
-        Returns true once no time is left for costing ways to cut tables, which raise the bound.
+    `known`: the bound of the same problem with other weights. Prices near its prices are tried, and
+    its bound by hosts' memory is reused. `is_late`: returns true once no time is left for costing
+    ways to cut tables, which raise the bound.
     """
     is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if is_priced and instance.servers:

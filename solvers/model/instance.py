@@ -81,19 +81,13 @@ class Instance:
     delay : Delay or None
         Where the schedule has a phase for it beyond the cost model's.
 
-    Parameters
-    ----------
-    like : Instance, optional
-        An instance of the same problem and cost model. Reuse its curves.
-    host_share : float
-        How much the time of a host's memory counts beside all phases where GPUs choose the rows in
-        their HBM: 0 to 1.
-    with_replicas : bool
-        Whether options that replicate rows are searched.
-    dram_price : float
-        Seconds that a byte of DRAM counts where GPUs choose the rows in their HBM, and on drives.
-    server_share : float
-        What a server's second counts beside, in seconds of a GPU.
+    - `like`: an instance of the same problem and cost model. Reuse its curves.
+    - `host_share`: how much the time of a host's memory counts beside all phases where GPUs choose
+      the rows in their HBM: 0 to 1.
+    - `with_replicas`: whether options that replicate rows are searched.
+    - `dram_price`: seconds that a byte of DRAM counts where GPUs choose the rows in their HBM, and
+      on drives.
+    - `server_share`: what a server's second counts beside, in seconds of a GPU.
     """
 
     def __init__(

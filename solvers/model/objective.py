@@ -171,9 +171,7 @@ class Delay:
     def with_row(self, phase_s: Float) -> Float:
         """Return a shard's or a launch's seconds of phases, with the added phase's.
 
-        Parameters
-        ----------
-        phase_s : float64, shape (phases, ...)
+        `phase_s`, shape (phases, ...).
         """
         own, beside = phase_s[self.lane.phase], phase_s[self.lane.beside]
         return np.concatenate((phase_s, (own + np.minimum(own, beside))[None]))

@@ -72,10 +72,7 @@ class Exchanges:
     def best(self, slow: int, others: Sequence[int], key_s: float, most: int) -> Iterator[Change]:
         """Yield at most this many of the best exchanges of one GPU with some others.
 
-        Parameters
-        ----------
-        key_s : float
-            Limit of the rated objective.
+        `key_s`: limit of the rated objective.
         """
         mine = self._served(slow)
         if len(mine.blocks) == 1:

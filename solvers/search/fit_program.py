@@ -135,15 +135,10 @@ def _places(instance: Instance, options: Options, most_points: int) -> int:
 class FitProgram:
     """The program of this module's docstring.
 
-    Parameters
-    ----------
-    instance : Instance
-    options : sequence of sequences of ShardingOption
-        The options that each table may take. With all options, having no solution is a proof.
-    most_points : int
-        Points of each curve.
-    may_lack : bool
-        Whether devices may lack bytes.
+    - `options`: the options that each table may take. With all options, having no solution is a
+      proof.
+    - `most_points`: points of each curve.
+    - `may_lack`: whether devices may lack bytes.
     """
 
     def __init__(

@@ -80,16 +80,11 @@ class TorchKernels:
     ) -> None:
         """Translate the ids of an arena's lookups to slots.
 
-        Parameters
-        ----------
-        ids : int32 or int64, shape (lookups of the batch,)
-        segments : SegmentTable
-        slot_map : int32 or int64
-            Maps of the arena's column slices, concatenated (`ArenaSpec.slot_map`).
-        out : int32 or int64, shape (lookups of all segments,)
-            Gets the slots; −1 for bad ids, which are no rows of their tables.
-        fault : int64, shape (1,)
-            Lowered to the position in the batch of the first bad id.
+        - `ids`, int32 or int64, shape (lookups of the batch,).
+        - `slot_map`, int32 or int64: maps of the arena's column slices, concatenated (`ArenaSpec.slot_map`).
+        - `out`, int32 or int64, shape (lookups of all segments,): gets the slots; −1 for bad ids,
+          which are no rows of their tables.
+        - `fault`, int64, shape (1,): lowered to the position in the batch of the first bad id.
         """
         for start, first, lookups, rows, near, edge, far, map_start in segments.table.tolist():
             part = ids[start : start + lookups].long()
@@ -107,15 +102,11 @@ class TorchKernels:
     ) -> None:
         """Write the weighted sum of each bag's rows to `out`, in float32.
 
-        Parameters
-        ----------
-        rows : TieredRows
-            The table's rows, shape (.., width): float32, float16 or bfloat16.
-        places : int32 or int64, shape (lookups,)
-            −1 adds nothing.
-        offsets : int64, shape (bags + 1,)
-        weights : float32, shape (lookups,), or None
-        out : float32, shape (bags, width), contiguous
+        - `rows`: the table's rows, shape (.., width): float32, float16 or bfloat16.
+        - `places`, int32 or int64, shape (lookups,): −1 adds nothing.
+        - `offsets`, int64, shape (bags + 1,).
+        - `weights`, float32, shape (lookups,), or None.
+        - `out`, float32, shape (bags, width), contiguous.
         """
         table, index = rows.hbm, places
         if not self.in_one_memory or table.dtype != torch.float32:

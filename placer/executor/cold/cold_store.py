@@ -49,10 +49,7 @@ class StoredRows:
 class ColdStore:
     """The staged and cached rows of an arena as records, numbered from 0.
 
-    Parameters
-    ----------
-    parts : sequence of StoredRows
-        Contiguous from row 0 on.
+    `parts`: contiguous from row 0 on.
 
     Attributes
     ----------

@@ -106,12 +106,8 @@ class Records:
     def rounded(self, weights: Tensor, updates: Tensor) -> Tensor:
         """Round weights stochastically to values that fit into a record; works on any device.
 
-        Parameters
-        ----------
-        weights : float32, shape (rows, width)
-        updates : int64, shape ()
-            Number of the update, which seeds the random bits; see
-            `placer.executor.optimizers.rounding`.
+        `weights`, float32, shape (rows, width). `updates`, int64, shape (): number of the update,
+        which seeds the random bits; see `placer.executor.optimizers.rounding`.
         """
         if self.dtype != "int8":
             return stochastic_round(weights.contiguous(), self._torch_dtype, updates).float()

@@ -74,16 +74,11 @@ class Communicator:
     Raises BackendError: from every method, if a collective fails because a rank died or made
     another call.
 
-    Parameters
-    ----------
-    parent : process group, or None for the default one
-        Every rank of the parent must make the communicator and call its methods in the same order.
-    device : torch.device
-        Device of arguments and results.
-    first : int, optional
-        Include only this many ranks of the parent, from the first one on.
-    backend : {"nccl", "gloo"}, optional
-        Default: the parent's backend.
+    - `parent`: every rank of the parent must make the communicator and call its methods in the same
+      order.
+    - `device`: device of arguments and results.
+    - `first`: include only this many ranks of the parent, from the first one on.
+    - `backend`, {"nccl", "gloo"}: default: the parent's backend.
 
     Attributes
     ----------

@@ -60,16 +60,10 @@ class Formulation:
     that numbers are near 1, seconds are in units of `unit_s`, bytes of HBM in units of the largest
     GPU's HBM, and bytes of DRAM in units of all DRAM.
 
-    Parameters
-    ----------
-    instance : Instance
-    upper_s : float
-        The step time of a plan.
-    price_s_per_byte : float
-        A price of HBM, in GPU seconds.
-    most_points : int
-        Merge similar points if all curves have about this many; from a tenth of it on, merge
-        points that hardly differ.
+    - `upper_s`: the step time of a plan.
+    - `price_s_per_byte`: a price of HBM, in GPU seconds.
+    - `most_points`: merge similar points if all curves have about this many; from a tenth of it on,
+      merge points that hardly differ.
 
     Attributes
     ----------
@@ -270,16 +264,10 @@ class Formulation:
     def _merged(self, points: Float, nearly: float) -> Float:
         """Merge points that are nearly equal, at the least of their costs.
 
-        Parameters
-        ----------
-        points : float64, shape (1 + phases, m), or two rows more
-            Bytes and seconds, bytes of DRAM, and numbers of points.
-        nearly : float
-            Share of a GPU's HBM and of the step.
+        `points`, shape (1 + phases, m), or two rows more: bytes and seconds, bytes of DRAM, and
+        numbers of points. `nearly`: share of a GPU's HBM and of the step.
 
-        Returns
-        -------
-        float64, of as many rows
+        The result has as many rows.
         """
         if not points.shape[1]:
             return points
@@ -354,11 +342,7 @@ def points_of(instance: Instance) -> int:
 def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
     """Return the least of the costs of each part, and the first point that has it, shapes (parts,).
 
-    Parameters
-    ----------
-    costs : float64, shape (points,)
-        Part by part.
-    starts, sizes : int64, shape (parts,)
+    `costs`, shape (points,): part by part. `starts`, `sizes`, int64, shape (parts,).
 
     Examples
     --------

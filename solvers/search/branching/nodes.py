@@ -161,10 +161,7 @@ def bounds_of_ways(
     They use the prices of the node's relaxation. Parts of a divided group keep its prices, so that
     the costs of other tables stay.
 
-    Parameters
-    ----------
-    relaxation : Relaxed
-        Relaxation of the node in which the table has only this layout.
+    `relaxation`: relaxation of the node in which the table has only this layout.
     """
     f = formulation
     counts = np.array([way.counts for way in ways], dtype=np.float64)

@@ -42,10 +42,7 @@ class Group:
     def worthwhile(self, memory: Float) -> "Group | None":
         """Return the candidates that fit and that no other one is as good as; None if none fits.
 
-        Parameters
-        ----------
-        memory : float64, shape (ranks, tiers)
-            Bytes of each rank.
+        `memory`, shape (ranks, tiers): bytes of each rank.
         """
         fitting = self._only(self._fitting(memory))
         return fitting._only(fitting._undominated()) if fitting.sources else None

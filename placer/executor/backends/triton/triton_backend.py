@@ -82,10 +82,7 @@ class TritonBackend(TritonStaging):
 
     Raises BackendError if the device is the CPU and the interpreter is off.
 
-    Parameters
-    ----------
-    device, policy, host
-        See `Backend`.
+    `device`, `policy`, `host`: see `Backend`.
     """
 
     def key_maps(
