@@ -81,7 +81,8 @@ class TorchKernels:
         """Translate the ids of an arena's lookups to slots.
 
         - `ids`, int32 or int64, shape (lookups of the batch,).
-        - `slot_map`, int32 or int64: maps of the arena's column slices, concatenated (`ArenaSpec.slot_map`).
+        - `slot_map`, int32 or int64: maps of the arena's column slices, concatenated; see
+          `ArenaSpec`.
         - `out`, int32 or int64, shape (lookups of all segments,): gets the slots; −1 for bad ids,
           which are no rows of their tables.
         - `fault`, int64, shape (1,): lowered to the position in the batch of the first bad id.

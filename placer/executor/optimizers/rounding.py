@@ -61,9 +61,9 @@ def stochastic_round(values: Tensor, dtype: torch.dtype, updates: Tensor) -> Ten
     Random bits are added to the mantissa bits that `dtype` lacks, and the sum is truncated, so that
     a carry rounds up. Values of `dtype`, infinity and NaN stay unchanged.
 
-    `values` are float32, contiguous; they stay unchanged if that is `dtype`. `updates`, int64, shape
-    (), or one for each value: number of the update, which seeds the random bits; on the values'
-    device.
+    `values` are float32, contiguous; they stay unchanged if that is `dtype`. `updates`, int64, of
+    shape () or one for each value, is the number of the update, which seeds the random bits; it is
+    on the values' device.
 
     The result is of `dtype`, of the values' shape.
     """
