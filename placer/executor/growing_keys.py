@@ -35,13 +35,9 @@ class GrowingKeys:
     `seed`: seed of the weights of reset rows; None sets them to zero. `part`, `parts`: the part of
     each table's keys in this process, and the number of parts.
 
-    Attributes
-    ----------
-    in_batches : bool
-        Whether batches hold keys; otherwise the caller has replaced keys by `rows_of`.
-    earlier : dict of table name to (int, int64 array)
-        For tables whose loaded state had another capacity: the number of rows there, and the row
-        there of each row here, or −1.
+    `in_batches`: whether batches hold keys; otherwise the caller has replaced keys by `rows_of`.
+    `earlier`: for tables whose loaded state had another capacity: the number of rows there, and the
+    row there of each row here, or −1.
     """
 
     def __init__(

@@ -73,16 +73,9 @@ class IdRange:
 class IdOrder(ABC):
     """Reads and writes tables by id, under any plan, in one process or in many.
 
-    Attributes
-    ----------
-    plan : Plan
-    optimizers : mapping of table name to optimizer
-    counts_updates : bool
-        Whether results depend on the number of updates.
-    rank, world : int
-        This process's number, and the number of processes that share the tables.
-    group : torch.distributed.ProcessGroup or None
-        The processes that share the tables; None for one process.
+    - `counts_updates`: whether results depend on the number of updates.
+    - `rank`, `world`: this process's number, and the number of processes that share the tables.
+    - `group`: the processes that share the tables; None for one process.
     """
 
     rank, world = 0, 1

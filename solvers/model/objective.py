@@ -29,13 +29,9 @@ _DELAYED = "delayed"
 class Objective:
     """Computes step times from phase times under a schedule.
 
-    Attributes
-    ----------
-    schedule : Schedule
-    chain_weights : float64, shape (chains,)
-        Weight of each chain in the one number that stands for all phases. Weights are not
-        negative and add up to 1. No step is shorter than this weighted mean of its chains, so
-        bounds of the number bound the step. Shared lanes only make it longer.
+    `chain_weights`, shape (chains,): weight of each chain in the one number that stands for all
+    phases. Weights are not negative and add up to 1. No step is shorter than this weighted mean of
+    its chains, so bounds of the number bound the step. Shared lanes only make it longer.
     """
 
     def __init__(self, schedule: Schedule, chain_weights: Float | None = None) -> None:

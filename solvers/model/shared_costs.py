@@ -90,12 +90,7 @@ class ArenaTimes:
 
 
 class Replicas:
-    """Sums over an assignment's replicas; `Instance.replicated` caches them.
-
-    Attributes
-    ----------
-    shards : tuple of TableShard
-    """
+    """Sums over an assignment's replicas; `Instance.replicated` caches them."""
 
     def __init__(self, instance: "Instance", shards: tuple[TableShard, ...]) -> None:
         self._instance = instance

@@ -20,14 +20,10 @@ _MOST_SWAPS = 4000
 class _Served:
     """The blocks of a GPU as arrays for swaps; the last block is empty.
 
-    Attributes
-    ----------
-    tables : list of frozenset of int
-        Of each block.
-    open_gpus : bool, shape (blocks, GPUs)
-        Where each may be served.
-    arenas, every_arena : int64, shapes (blocks, arenas) and (arenas,)
-        Shards of each block in each arena, by `numbers`; and all shards, replicas included.
+    - `tables`: of each block.
+    - `open_gpus`, bool, shape (blocks, GPUs): where each may be served.
+    - `arenas`, `every_arena`, int64, shapes (blocks, arenas) and (arenas,): shards of each block in
+      each arena, by `numbers`; and all shards, replicas included.
     """
 
     def __init__(self, assignment: Assignment, gpu: int, numbers: dict[Arena, int]) -> None:

@@ -115,10 +115,7 @@ class KeptBlocks:
 
     `blocks`, `block_bytes`: number and size of the file's blocks.
 
-    Attributes
-    ----------
-    content : array
-        uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` requires.
+    `content`: uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` requires.
     """
 
     def __init__(self, blocks: int, block_bytes: int) -> None:

@@ -80,14 +80,10 @@ class Communicator:
     - `first`: include only this many ranks of the parent, from the first one on.
     - `backend`, {"nccl", "gloo"}: default: the parent's backend.
 
-    Attributes
-    ----------
-    rank, world : int
-        This process's rank, or -1 outside of the group, and the number of ranks.
-    group : torch.distributed.ProcessGroup
-        The group, for direct calls of `torch.distributed`.
-    volumes : dict of Kind to Volume
-        Bytes sent, by kind.
+    Attributes:
+    - `rank`, `world`: this process's rank, or -1 outside of the group, and the number of ranks.
+    - `group`: the group, for direct calls of `torch.distributed`.
+    - `volumes`: bytes sent, by kind.
     """
 
     def __init__(

@@ -55,11 +55,7 @@ def ranks_of(group: Group, slots: Sequence[int]) -> Int:
 class State:
     """Places of tables, and the time and free memory of each rank. Mutable.
 
-    Attributes
-    ----------
-    places : dict of int to Place
-    seconds : float64, shape (ranks,)
-    free : float64, shape (ranks, tiers)
+    `seconds`, shape (ranks,). `free`, shape (ranks, tiers).
     """
 
     def __init__(self, space: Space, places: dict[int, Place] | None = None) -> None:
