@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from placer.knobs import option
 from placer.plan.fields import Pipeline
 from placer.tables import COLD_DTYPES, DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.kinds import GPU_KINDS, NAMED
-from placer.units import parse_bytes, parse_prices
+from placer.units import parse_bytes
 from solvers.registry import GONE, SOLVERS, no_solver
 
 if TYPE_CHECKING:
@@ -94,12 +95,25 @@ def usage_errors(option: str = "") -> Iterator[None]:
         raise click.BadParameter(str(error), param_hint=option) from None
 
 
-def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """Parse `--price` into prices by name; see `parse_prices`."""
-    try:
-        return {} if text is None else parse_prices(text, names)
-    except ValueError as error:
-        raise click.UsageError(f"--price {error}") from None
+def prices_of(text: str | None, machines: Sequence[str]) -> dict[str, float]:
+    """Parse `--price`: hourly prices of machines or GPUs.
+
+    >>> prices_of("8xh100=98, 1xt4=0.5", ["8xh100", "1xt4"])
+    {'8xh100': 98.0, '1xt4': 0.5}
+    """
+    prices: dict[str, float] = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, value = (word.strip() for word in part.rpartition("="))
+        try:
+            prices[name] = float(value)
+        except ValueError:
+            raise click.UsageError(f"--price {part!r} is not MACHINE=PRICE, as 8xh100=98") from None
+        if name not in machines:
+            known = ", ".join(machines)
+            raise click.UsageError(f"--price names {name!r}, which --topology does not: {known}")
+        if not 0 <= prices[name] < math.inf:
+            raise click.UsageError(f"--price of {name} must be at least 0, not {value}")
+    return prices
 
 
 def names_in(text: str) -> tuple[Any, ...]:
