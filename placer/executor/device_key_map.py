@@ -83,11 +83,11 @@ class Given(NamedTuple):
 class DeviceCopy:
     """A device's copy of key maps."""
 
-    slots: Tensor
-    keys: Tensor
-    last: Tensor  # The last step that read the row; −1 without a key.
-    reads: Tensor  # Number of steps that read the row.
-    step: Tensor  # The number of the last step, by map.
+    slots: Tensor  # Int32.
+    keys: Tensor  # Int64, by row.
+    last: Tensor  # Int32, by row: the last step that read the row; −1 without a key.
+    reads: Tensor  # Uint8, by row: number of steps that read the row.
+    step: Tensor  # Int32: the number of the last step, by map.
 
     def part(self, slots: slice, rows: slice, number: int) -> "DeviceCopy":
         """Return views of one map's part."""

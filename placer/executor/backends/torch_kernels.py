@@ -23,9 +23,9 @@ from placer.executor.streams import sent
 class SegmentTable:
     """The positions of an arena's ids in a batch, and how to translate them to slots."""
 
-    # Shape (segments, 8). Columns: first id in the batch, first lookup in the arena's step, number
-    # of lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and start of the
-    # table's part of the arena's slot map (−1 if slots follow ids).
+    # Int64, shape (segments, 8). Columns: first id in the batch, first lookup in the arena's step,
+    # number of lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and start of
+    # the table's part of the arena's slot map (−1 if slots follow ids).
     table: Tensor
     longest: int  # Number of lookups of the longest segment.
 
@@ -43,9 +43,10 @@ class RowReads:
     # Shape (runs,): the place of each run; −1 for bad ids and for rows that the host pools. Values
     # after the last run mean nothing.
     places: Tensor
-    sources: Tensor  # Shape (lookups,): the row of `gradients` that each sorted lookup adds.
-    scales: Tensor | None  # Shape (lookups,): weight of each sorted lookup.
-    gradients: Tensor  # Shape (bags, width).
+    # Int32 or int64, shape (lookups,): the row of `gradients` that each sorted lookup adds.
+    sources: Tensor
+    scales: Tensor | None  # Float32, shape (lookups,): weight of each sorted lookup.
+    gradients: Tensor  # Float32, shape (bags, width).
 
     def sums(self) -> Tensor:
         """Return each run's summed gradient, even at place −1; waits for the device."""
@@ -60,9 +61,9 @@ class SliceReads:
     arena: Arena
     step: ArenaStep
     lookups: list[slice]  # Ranges of lookups in the arena's step, by feature.
-    sources: Tensor  # The row of `gradients` of each lookup of the arena's step.
-    gradients: Tensor  # Shape (bags of the arena, width).
-    weights: Tensor | None  # Weight of each lookup of the arena's step.
+    sources: Tensor  # Int32: the row of `gradients` of each lookup of the arena's step.
+    gradients: Tensor  # Float32, shape (bags of the arena, width).
+    weights: Tensor | None  # Float32: weight of each lookup of the arena's step.
     rule: Rule
 
     def of(self, values: Tensor) -> Tensor:

@@ -9,29 +9,31 @@ from torch import Tensor
 class Moves:
     """Rows to copy into and out of cache entries before a step."""
 
-    # Shape (most,): the entry of each move; −1 after the last move. Entries are distinct.
+    # Int32, shape (most,): the entry of each move; −1 after the last move. Entries are distinct.
     entries: Tensor
-    incoming: Tensor  # Shape (most,): slot of the row to copy into the entry.
-    # Shape (most,): slot of the row to write back first; −1 if the entry was free or its row is
-    # unchanged.
+    incoming: Tensor  # Int32 or int64, shape (most,): slot of the row to copy into the entry.
+    # Int32 or int64, shape (most,): slot of the row to write back first; −1 if the entry was free
+    # or its row is unchanged.
     outgoing: Tensor
-    count: Tensor  # Shape (1,): number of moves.
+    count: Tensor  # Int32, shape (1,): number of moves.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Directory:
     """The state of each cache entry, and of an extra entry that takes writes for no entry."""
 
-    # Shape (entries + 1,): the slot in each entry; the dtype's largest value if the entry is free.
+    # Int32 or int64, shape (entries + 1,): the slot in each entry; the dtype's largest value if the
+    # entry is free.
     slots: Tensor
-    last_used: Tensor  # Shape (entries + 1,): the last step that read the entry.
-    priority: Tensor  # Shape (entries + 1,): cached rows of lowest priority are evicted first.
-    dirty: Tensor  # Shape (entries + 1,): whether the copy is newer than the row itself.
+    last_used: Tensor  # Int32, shape (entries + 1,): the last step that read the entry.
+    # Float32, shape (entries + 1,): cached rows of lowest priority are evicted first.
+    priority: Tensor
+    dirty: Tensor  # Bool, shape (entries + 1,): whether the copy is newer than the row itself.
     # Shape (entries + 1,): the slots in ascending order, for searches, and their entries; −1 if
     # free.
     sorted_slots: Tensor
     sorted_entries: Tensor
-    counters: Tensor  # Counts in the order of `RowCacheStats`.
+    counters: Tensor  # Int64: counts in the order of `RowCacheStats`.
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +46,7 @@ class Directory:
 class Resolution:
     """The entries of a step's rows after its moves."""
 
-    entries: Tensor  # Shape (rows,): entry of each row; −1 for rows without an entry.
+    entries: Tensor  # Int32, shape (rows,): entry of each row; −1 for rows without an entry.
     moves: Moves
 
 

@@ -58,7 +58,8 @@ class ArenaSpec:
     # host.
     rows: int
     ranges: tuple[SlotRange, ...]  # The ranges of all shards with rows, by slot.
-    slot_map: Tensor  # The id → slot maps of the arena's column slices, concatenated.
+    # Int32 or int64: the id → slot maps of the arena's column slices, concatenated.
+    slot_map: Tensor
 
     @cached_property
     def cache_ranges(self) -> tuple[SlotRange, ...]:
@@ -117,7 +118,8 @@ class ArenaSlice:
     follows: Follows  # Computes slots from ids, if `slots` is None.
     # Start of the column slice's part of the arena's `slot_map`; −1 if slots follow ids.
     map_start: int
-    slots: Tensor | None  # Shape (rows,): a view of this part; None if slots follow ids.
+    # Int32 or int64, shape (rows,): a view of this part; None if slots follow ids.
+    slots: Tensor | None
 
     def slots_of(self, ids: Tensor) -> Tensor:
         """Return the slots of ids, int64."""

@@ -50,9 +50,9 @@ class Rule:
     """
 
     optimizer: OptimizerName
-    lr: Tensor  # Shape (): a tensor, so that captured CUDA graphs see changes.
+    lr: Tensor  # Float32, shape (): a tensor, so that captured CUDA graphs see changes.
     eps: float
-    updates: Tensor  # Shape (): number of updates including this one: Adam's t.
+    updates: Tensor  # Int64, shape (): number of updates including this one: Adam's t.
     # Decay rates of Adam's averages of g and g².
     beta1: float = 0.9
     beta2: float = 0.999

@@ -21,8 +21,8 @@ from placer.executor.phases import phase
 class Resolved:
     """The staged and cached rows of a step: a contiguous part of its runs."""
 
-    run_places: Tensor  # Shape (lookups,): the place of each run.
-    # Shape (): the runs ``first..last`` have staged and cached rows.
+    run_places: Tensor  # Int32 or int64, shape (lookups,): the place of each run.
+    # Int32, shape (): the runs ``first..last`` have staged and cached rows.
     first: Tensor
     last: Tensor
     most: int  # Largest possible number of these runs.
@@ -33,7 +33,7 @@ class SortedSlots:
     """The sorted slots of a step, needed only until its rows are located."""
 
     slots: Tensor  # Shape (lookups,): slots in ascending order; −1, for bad ids, comes first.
-    run: Tensor  # Shape (lookups,): the run of each sorted position.
+    run: Tensor  # Int32, shape (lookups,): the run of each sorted position.
 
 
 class TritonStaging(TritonLauncher):
