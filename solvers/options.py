@@ -116,33 +116,32 @@ def prices_of(text: str | None, machines: Sequence[str]) -> dict[str, float]:
     return prices
 
 
-def names_in(text: str) -> tuple[Any, ...]:
-    """Return the names in a comma-separated list, without repetitions."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-
-
 def _workloads() -> Iterable[str]:
     from placer.workloads import workload_names
 
     return workload_names()
 
 
+def _is_file(text: str) -> bool:
+    from placer.config_file import SUFFIXES
+
+    return Path(text).suffix.lower() in SUFFIXES
+
+
 def _check_dense(text: str) -> None:
     """Raise PlacerError unless a text names a dense part or a file."""
-    from placer.config_file import SUFFIXES
     from placer.workloads.dense import dense_part
 
-    if Path(text).suffix.lower() not in SUFFIXES:
+    if not _is_file(text):
         dense_part(text, "mlperf-dcnv2")
 
 
 def _check_machines(text: str) -> None:
     """Raise PlacerError unless a text names machines or files, with commas between."""
-    from placer.config_file import SUFFIXES
     from placer.topology.presets import machine_called
 
     for name in text.split(","):
-        if name.strip().lower() != "auto" and Path(name).suffix.lower() not in SUFFIXES:
+        if name.strip().lower() != "auto" and not _is_file(name):
             machine_called(name)
 
 
@@ -216,7 +215,8 @@ class ProblemOptions:
 
     def machines(self) -> list[str]:
         """Return the machines of the comma-separated `topology`, without repetitions."""
-        return list(names_in(self.topology or ""))
+        names = map(str.strip, (self.topology or "").split(","))
+        return [*dict.fromkeys(filter(None, names))]
 
     def problem_on(
         self, profile: placer.Profile, machine: str, hbm: str | None = None
@@ -388,10 +388,10 @@ class FleetOptions:
 
     def prices(self, machines: Sequence[str]) -> dict[str, float]:
         """Return dollars an hour, by machine or by kind of GPU."""
-        from placer.config_file import SUFFIXES, read_mapping
+        from placer.config_file import read_mapping
 
         text = self.price
-        if text is not None and Path(text).suffix.lower() in SUFFIXES:
+        if text is not None and _is_file(text):
             read = read_mapping(text, "prices", PlacerError, ("machines",))
             text = ",".join(f"{name}={value}" for name, value in read.items())
         return prices_of(text, [*machines, *GPU_KINDS, "cpu"])

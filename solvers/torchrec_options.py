@@ -58,7 +58,12 @@ def candidates_of(
     for option in distinct:
         placed = _units_of(option, ranks, local_ranks)
         if placed is not None:
-            shapes[option.fqn, *placed].append(_candidates(option, estimated.get(id(option))))
+            own = estimated.get(id(option), option)
+            factors: list[float | None] = [None]
+            if own is not option:
+                factors = np.atleast_1d(np.asarray(own.cache_params.load_factor)).tolist()
+            sources = [(option, factor) for factor in factors]
+            shapes[option.fqn, *placed].append((*_arrays(option, own), sources))
     found: dict[str, list[Group]] = {name: [] for name in tables}
     for (name, span, units, same_host, distinct_ranks), several in shapes.items():
         seconds, tier_bytes = (
@@ -173,15 +178,6 @@ def _units_of(
     if distinct and shards > ranks:
         return None
     return 1, shards, by == PartitionByType.HOST.value, distinct
-
-
-def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Candidates:
-    """Return the candidates of an option: one, or one for each estimated load factor."""
-    seconds, tier_bytes = _arrays(option, estimated or option)
-    factors: list[float | None] = [None]
-    if estimated is not None:
-        factors = np.atleast_1d(np.asarray(estimated.cache_params.load_factor)).tolist()
-    return seconds, tier_bytes, [(option, factor) for factor in factors]
 
 
 def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, Float]:
