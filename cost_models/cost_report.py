@@ -83,6 +83,8 @@ class CostReport:
     layers in the first chain; None for embeddings alone. `tables` has the tables with shards; their
     `gpu_s` add up to `GpuCost.total_s` of all GPUs.
 
+    Examples
+    --------
     >>> fast = GpuCost("gpu:0", hbm_s=0.002, link_s=0.0, communication_s=0.001, launch_s=0.0)
     >>> slow = GpuCost("gpu:1", hbm_s=0.001, link_s=0.004, communication_s=0.001, launch_s=0.0)
     >>> report = CostReport("roofline", (fast, slow), (), {}, hbm_lookup_share=0.9)

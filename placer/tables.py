@@ -43,6 +43,8 @@ class Feature:
     share of samples whose bag is not empty. With pooling ``none`` every lookup is
     returned by itself (`nn.Embedding`).
 
+    Examples
+    --------
     >>> Feature("clicked items", pooling_factor=20.0, coverage=0.5).lookups_per_sample
     10.0
     """
@@ -73,6 +75,8 @@ class Feature:
 class Table:
     """An embedding table: `rows` × `dim` weights and the optimizer state beside them.
 
+    Examples
+    --------
     >>> table = Table("C3", rows=1000, dim=16, features=(Feature("C3"),))
     >>> table.bytes_per_row()  # 16 float32 and one float32 of row-wise Adagrad
     68

@@ -170,6 +170,8 @@ class CachedSolver:
     Only placer's own solvers and cost models are cached. By default, the cache is the user's.
     `note` is called with messages of one line for people.
 
+    Examples
+    --------
     >>> import tempfile
     >>> from pathlib import Path
     >>> from cost_models import Roofline
