@@ -112,10 +112,8 @@ def pareto(points: Float) -> Float:
 def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
     """Return falling prices of a byte, in seconds, dense around the one at which HBM is full.
 
-    Parameters
-    ----------
-    whole : sequence of float64, shape (5 + phases, m)
-        Costs of whole tables, as `costs_of` has them.
+    `whole`, sequence of float64, shape (5 + phases, m): costs of whole tables, as `costs_of` has
+    them.
     """
     low, high = np.inf, 0.0
     for points in whole:
