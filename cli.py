@@ -488,7 +488,7 @@ def show(
 def report_command(
     path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page", page.RENAMED_FLAGS),
+    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page"),
     profile_path: File = PROFILE,
     model: str = shared.MODEL,
     rules: File = shared.RULES,

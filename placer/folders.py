@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from placer.errors import PlacerError
-from placer.file_locks import hold, is_at, release, take_lock
+from placer.file_locks import is_at, take_lock
 from placer.files import make_folder, sync_folder
 
 
@@ -36,7 +36,6 @@ class HiddenFolder:
                 break
             os.close(descriptor)
         self._descriptor = descriptor
-        hold(descriptor)
         for left in self.partial.iterdir():
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
@@ -65,7 +64,7 @@ class HiddenFolder:
 
     def _release(self) -> None:
         if self._descriptor is not None:
-            release(self._descriptor)
+            os.close(self._descriptor)
             self._descriptor = None
 
 

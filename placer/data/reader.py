@@ -63,6 +63,9 @@ def open_log(
 ) -> EncodedLog:
     """Open a log whose ids are mapped to rows of tables.
 
+    Raises DataError if a file is missing, empty or unreadable, or lacks a column, or an option is
+    invalid.
+
     Parameters
     ----------
     paths : path or sequence of paths, or an object in memory
@@ -98,11 +101,6 @@ def open_log(
         The encoding of a profile; it replaces all options above except `format` and `layout`.
     progress
         Called during the pass for a vocabulary with samples read, and all samples or None.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, empty or unreadable, or lacks a column, or an option is invalid.
     """
     if encoding is not None:
         layout = layout or encoding.layout

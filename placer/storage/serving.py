@@ -150,8 +150,6 @@ def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTable
 
     Raises CheckpointError if the folder is missing or damaged, or lacks tables of the plan.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from placer import Feature, Shard, Table, Topology, apply_plan
     >>> from placer.storage.checkpoint import save_tables

@@ -99,8 +99,6 @@ def alike_tables(problem: Problem) -> list[int]:
 def pareto(points: Float) -> Float:
     """Return the points that are faster than all points with fewer bytes, (5 + phases, k).
 
-    Examples
-    --------
     >>> pareto(np.array([[3.0, 1.0, 2.0], [0.5, 1.0, 2.0]]))
     array([[1. , 3. ],
            [1. , 0.5]])
@@ -114,10 +112,8 @@ def pareto(points: Float) -> Float:
 def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
     """Return falling prices of a byte, in seconds, dense around the one at which HBM is full.
 
-    Parameters
-    ----------
-    whole : sequence of float64, shape (5 + phases, m)
-        Costs of whole tables, as `costs_of` has them.
+    `whole`, sequence of float64, shape (5 + phases, m): costs of whole tables, as `costs_of` has
+    them.
     """
     low, high = np.inf, 0.0
     for points in whole:

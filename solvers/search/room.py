@@ -32,29 +32,16 @@ _MOST_SHARDS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to shard a table, or tables that stay together. One GPU serves each block.
-
-    Attributes
-    ----------
-    blocks : list of tuples of TableShard
-    least_bytes : float64, shape (blocks,)
-        Least bytes of HBM of a block.
-    cold_bytes : float64, shape (2, blocks)
-        Bytes of DRAM of its other rows, and what they would take in HBM: more if they are narrow.
-    replicas : tuple of TableShard
-        Rows that every GPU holds besides.
-    replica_bytes : float64, shape (gpus,)
-        Bytes of HBM that these take.
-    work_s : float
-        GPU seconds with all useful rows in HBM.
-    """
+    """A way to shard a table, or tables that stay together. One GPU serves each block."""
 
     blocks: list[Block]
-    least_bytes: Float
+    least_bytes: Float  # Shape (blocks,): least bytes of HBM of a block.
+    # Shape (2, blocks): bytes of DRAM of its other rows; what these would take in HBM, as some are
+    # narrow in DRAM alone.
     cold_bytes: Float
-    replicas: tuple[TableShard, ...]
-    replica_bytes: Float
-    work_s: float
+    replicas: tuple[TableShard, ...]  # Rows that every GPU holds besides.
+    replica_bytes: Float  # Shape (gpus,): bytes of HBM that these take.
+    work_s: float  # GPU seconds with all useful rows in HBM.
 
     @property
     def bytes(self) -> float:

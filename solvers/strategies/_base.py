@@ -78,9 +78,9 @@ class Strategy(ABC):
         detail = f"{self.no_plan}; {memory_in_words(search.instance.problem)}"
         return search.failure or Termination("no_plan", search.clock.limit_hit, detail)
 
-    @abstractmethod
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Search for assignments; yield them, the fastest first."""
+        raise NotImplementedError
 
 
 Run = Callable[[Search], Assignment | None]

@@ -24,55 +24,29 @@ _SHORTAGES_S = 2.0
 
 @dataclass
 class Search:
-    """A running search: its problem, its limits, its bounds and its best assignment.
-
-    Attributes
-    ----------
-    lagrangian : LagrangianBound
-        The bound that every strategy starts with.
-    bound_s : float
-        The largest proven lower bound of the step time of all plans that are searched.
-    delayed : Search or None
-        A search with one more chain, which counts how phases delay each other. It gives bounds.
-    branched : BranchAndBound or None
-        The last branch and bound; the next one reuses its formulation and first relaxation.
-    best : Assignment or None
-    earlier : list of Assignment
-        The best ones before it, in case it makes no plan: only plans count bytes of drives.
-    failure : Termination or None
-        A proof that there is no plan.
-    looked_for_room : bool
-        Whether `first_fit` has run.
-    stats : dict
-        Counters of the strategy, for `SolveResult.stats`.
-    stage : str
-        Name of the current stage.
-    bounded_in_s : float
-        Seconds that the Lagrangian bound took.
-    first : Assignment or None
-        The first placement, constructed for the bound's step time.
-    others_s : float
-        A lower bound of plans that the search leaves out.
-    repeated : int
-        Number of calls of `another_seed`.
-    """
+    """A running search: its problem, its limits, its bounds and its best assignment."""
 
     instance: Instance
     clock: Clock
-    lagrangian: LagrangianBound
+    lagrangian: LagrangianBound  # The bound that every strategy starts with.
+    # The largest proven lower bound of the step time of all plans that are searched.
     bound_s: float
+    # A search with one more chain, which counts how phases delay each other. It gives bounds.
     delayed: "Search | None" = None
+    # The last branch and bound; the next one reuses its formulation and first relaxation.
     branched: BranchAndBound | None = None
     best: Assignment | None = None
+    # The best ones before it, in case it makes no plan: only plans count bytes of drives.
     earlier: list[Assignment] = field(default_factory=list)
-    failure: Termination | None = None
-    looked_for_room: bool = False
+    failure: Termination | None = None  # A proof that there is no plan.
+    looked_for_room: bool = False  # Whether `first_fit` has run.
+    # Counters of the strategy, for `SolveResult.stats`.
     stats: dict[str, object] = field(default_factory=dict)
-    stage: str = ""
-    bounded_in_s: float = 0.0
-    first: Assignment | None = None
-    others_s: float = np.inf
-    repeated: int = 0
+    stage: str = ""  # Name of the current stage.
+    bounded_in_s: float = 0.0  # Seconds that the Lagrangian bound took.
+    first: Assignment | None = None  # The first placement, constructed for the bound's step time.
+    others_s: float = np.inf  # A lower bound of plans that the search leaves out.
+    repeated: int = 0  # Number of calls of `another_seed`.
 
     @classmethod
     def start(

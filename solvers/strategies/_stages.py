@@ -61,13 +61,10 @@ Building the program and solving its first relaxation take about 1e-6 s a point.
 def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> Assignment | None:
     """Construct a few assignments, improve the most promising ones, and return the best.
 
-    Parameters
-    ----------
-    share : float
-        Share of the time left to use. One assignment is constructed even if it takes longer. Small
-        problems may use all of it: that is seconds, and until then nothing else gains as much.
-    resharded : bool
-        Whether to try other sharding options in the best one, which doubles the time.
+    `share` is the share of the time left to use. One assignment is constructed even if it takes
+    longer. Small problems may use all of it: that is seconds, and until then nothing else gains as
+    much. `resharded`: whether to try other sharding options in the best one, which doubles the
+    time.
     """
     clock = search.clock if is_branched(search.instance) else search.clock.part(share)
     enough_s = search.bound_s * (1 + _CLOSE_ENOUGH)

@@ -33,17 +33,10 @@ from placer.training.trace import _export
 
 @dataclass(frozen=True)
 class WritePath:
-    """A thing that is written.
+    """A thing that is written."""
 
-    Attributes
-    ----------
-    write : callable
-        Writes a version of it into a folder.
-    read : callable
-        The version that is in a folder, None without one; fails if it is neither.
-    """
-
-    write: Callable[[Path, int], object]
+    write: Callable[[Path, int], object]  # Writes a version of it into a folder.
+    # The version that is in a folder, None without one; fails if it is neither.
     read: Callable[[Path], int | None]
 
 

@@ -25,22 +25,12 @@ from placer.training import checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: what writes sound files into a folder, and what reads them.
+    """A format: what writes sound files into a folder, and what reads them."""
 
-    Attributes
-    ----------
-    name : str
-        That of the file or folder that is read.
-    write : callable
-        Writes it, and what belongs beside it, into a folder.
-    read : callable
-    change : callable or None
-        Changes a file in a folder, where changes of bytes and values would find little.
-    """
-
-    name: str
-    write: Callable[[Path], object]
+    name: str  # That of the file or folder that is read.
+    write: Callable[[Path], object]  # Writes it, and what belongs beside it, into a folder.
     read: Callable[[Path], object]
+    # Changes a file in a folder, where changes of bytes and values would find little.
     change: Callable[[Path, random.Random], object] | None = None
 
 

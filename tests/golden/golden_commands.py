@@ -173,24 +173,13 @@ _TIMED = VOLATILE | {"train_s", "read_s", "samples_per_s", "step_s"}
 
 @dataclass(frozen=True)
 class Case:
-    """A command, and what of it is recorded.
+    """A command, and what of it is recorded."""
 
-    Attributes
-    ----------
-    line : str
-        Its words.
-    files : sequence of str
-        Files that it writes: JSON and safetensors are recorded by content, others by hash.
-    relative : float
-        By how much floats may differ.
-    drop : frozenset of str
-        Keys that are left out, wherever they are.
-    """
-
-    line: str
+    line: str  # Its words.
+    # Files that it writes: JSON and safetensors are recorded by content, others by hash.
     files: Sequence[str] = ()
-    relative: float = 1e-9
-    drop: frozenset[str] = VOLATILE
+    relative: float = 1e-9  # By how much floats may differ.
+    drop: frozenset[str] = VOLATILE  # Keys that are left out, wherever they are.
 
     def run(self) -> dict[str, Any]:
         """Run the command in the working folder; what is recorded of it."""

@@ -44,25 +44,14 @@ class _Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Divides nodes into parts.
-
-    Attributes
-    ----------
-    formulation : Formulation
-    order : sequence of int
-        Tables in the order of their branches.
-    are_arenas_first : bool
-        Whether the number of GPUs of each arena is decided before any table.
-    examined : callable
-        Yields the nodes that may hold plans of interest, with their bounds and relaxations.
-    target : callable
-        Returns the step time, in units of the formulation, that a plan of interest must beat.
-    """
+    """Divides nodes into parts."""
 
     formulation: Formulation
-    order: Sequence[int]
-    are_arenas_first: bool
+    order: Sequence[int]  # Tables in the order of their branches.
+    are_arenas_first: bool  # Whether the number of GPUs of each arena is decided before any table.
+    # Yields the nodes that may hold plans of interest, with their bounds and relaxations.
     examined: Callable[[Sequence[Node]], Iterator[Examined]]
+    # Returns the step time, in units of the formulation, that a plan of interest must beat.
     target: Callable[[], float]
 
     def kept(self, nodes: Sequence[Node]) -> list[Node]:

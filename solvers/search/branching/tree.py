@@ -52,23 +52,15 @@ _ROUNDED_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class BranchingParams:
-    """Knobs of `branch_and_bound`.
+    """Knobs of `branch_and_bound`."""
 
-    Attributes
-    ----------
-    most_gap : float
-        Stop after the first relaxation if the gap is larger: such a plan waits for something
-        outside the program, such as a host's memory. With 0, always stop there.
-    arena_gpus : int
-        Up to this many GPUs, decide first how many of them have each arena, if launches take much
-        of a step.
-    programs : int
-        Largest number of programs if steps are limited.
-    """
-
+    # Stop after the first relaxation if the gap is larger: such a plan waits for something outside
+    # the program, such as a host's memory. With 0, always stop there.
     most_gap: float = 10.0
+    # Up to this many GPUs, decide first how many of them have each arena, if launches take much of
+    # a step.
     arena_gpus: int = 4
-    programs: int = 25
+    programs: int = 25  # Largest number of programs if steps are limited.
 
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -315,15 +307,10 @@ def branch_and_bound(
     Stop when no plan is left that is faster by a share of `gap`. Return None for a single GPU and
     for problems that are too large.
 
-    Parameters
-    ----------
-    price_s_per_byte : float
-        A first price of HBM, in GPU seconds.
-    bounding : Instance or None
-        The problem with more chains of phases, each a lower bound of a step; by default the
-        problem of `best`.
-    before : BranchAndBound or None
-        An earlier search of the same problem, whose formulation and roots are reused.
+    - `price_s_per_byte`: a first price of HBM, in GPU seconds.
+    - `bounding`: the problem with more chains of phases, each a lower bound of a step; by default
+      the problem of `best`.
+    - `before`: an earlier search of the same problem, whose formulation and roots are reused.
 
     Examples
     --------
