@@ -43,7 +43,7 @@ def replacing(path: StrPath) -> Iterator[Path]:
     target = _place_of(Path(path))
     there = "nothing was changed there"
     try:
-        with made_folder(target.parent):
+        with _made_folder(target.parent):
             remove_dead_files(target.parent)
             with temporary_beside(target) as temporary:
                 yield temporary
@@ -58,7 +58,7 @@ def replacing(path: StrPath) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def made_folder(path: Path) -> Iterator[None]:
+def _made_folder(path: Path) -> Iterator[None]:
     """Make a folder and its missing parents for a block; see `make_folder`.
 
     If the block fails, remove those that are empty.
@@ -218,7 +218,7 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
     them. Writers wait for each other. Readers use `read_parts`.
     """
     try:
-        with made_folder(file.parent), locked_folder(file.parent):
+        with _made_folder(file.parent), locked_folder(file.parent):
             before, version = set(parts()), _version(file)
             names: set[str] = set()
             try:

@@ -20,7 +20,6 @@ from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.manifest import Checkpoint, Position
-from placer.storage.shards import open_shards, write_shards
 from placer.training import checkpoint
 
 
@@ -126,12 +125,6 @@ def _read_tensors(path: Path) -> None:
         tensor.whole()
 
 
-def _shards(folder: Path) -> None:
-    (folder / "made").mkdir()
-    write_shards(_plan(folder / "made"), _checkpoint(), folder / "shards")
-    shutil.rmtree(folder / "made")
-
-
 _RULES = """
 tables:
   C1: {devices: [gpu:0], tier: hbm}
@@ -169,6 +162,5 @@ FORMATS = {
     ),
     "checkpoint": Format("step-000000000003", _saved, checkpoint.load),
     "dcp": Format("dcp", _dcp, _read_tensors),
-    "shards": Format("shards", _shards, open_shards),
 }
 """Formats by name; a name of the corpus begins with one, and a dot."""

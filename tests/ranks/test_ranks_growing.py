@@ -21,9 +21,9 @@ from placer.growing import Growing, KeyCounts, KeyMap
 from placer.growing.hashes import parts_of
 from placer.growing.options import Int
 from placer.plan.plan import Plan
+from placer.storage import table_files
 from placer.storage.checkpoint import load_model, save_model
 from placer.storage.manifest import Checkpoint, Position
-from placer.storage.shards import table_files
 from placer.storage.tensor_rows import TensorRows
 from placer.tables import OPTIMIZERS
 from placer.training.growing import grown, resized_keys
@@ -354,7 +354,7 @@ def with_capacity(state: dict[str, Tensor], how: Growing, other: Growing) -> dic
 def loaded_as_it_was(
     rank: int, world: int, how: Growing, state: dict[str, Tensor], resized: dict[str, Tensor]
 ) -> None:
-    """A module makes of a state of another capacity what `placer reshard --grow` does."""
+    """A module makes of a state of another capacity what `placer grow` does."""
     plan = some_placements("adam", ("sum",), how.capacity)
     one, other = (sharded(plan, growing=growing_of(plan, how), seed=0) for _ in range(2))
     for model, source in ((one, state), (other, resized)):

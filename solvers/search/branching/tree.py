@@ -89,8 +89,6 @@ class BranchAndBound:
     roots : list of Node or None
         Nodes with their first relaxations, which together hold all plans below `below_s`: the whole
         search space, or its parts by which tables servers hold.
-    near : Assignment or None
-        Rounding of the best root, however slow, if servers are there for lack of DRAM.
     """
 
     def __init__(
@@ -104,17 +102,16 @@ class BranchAndBound:
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
         self.roots: list[Node] | None = None
-        self.near: Assignment | None = None
         self.below_s = best.step_time_s
+        self.bound_s = 0.0
         if before is not None and before.formulation.instance is instance:
-            formulation = before.formulation
+            formulation, self.bound_s = before.formulation, before.bound_s
             if self.below_s <= before.below_s:
                 self.roots, self.below_s = before.roots, before.below_s
         else:
             formulation = Formulation(instance, best.step_time_s, price_s_per_byte, _MOST_POINTS)
         self.formulation: Formulation = formulation
         self.unit_s = self.formulation.unit_s
-        self.bound_s = 0.0
         self.programs = 0
         self._rounded_s = 0.0
         self._begin_s = clock.left_s
@@ -177,6 +174,7 @@ class BranchAndBound:
         while not self.spent and wanted > gap and may_gain:
             wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
             left = self._left
+            self.roots = self._by_side(self.roots, self._target(wanted))
             may_gain = self._search(self.roots, wanted) and not self.spent
             # A search that does not end proves nothing, so it has to fit into the time left. One
             # that begins with a poor plan examines more nodes.
@@ -197,16 +195,18 @@ class BranchAndBound:
         parts = [root.with_relaxation(found)]
         if not f.server_kinds.size:
             return parts
-        self.near = rounded(self.best.instance, f, root, found)
-        while parts and not self.spent:
+        return self._by_side(parts, 0.0)
+
+    def _by_side(self, roots: Sequence[Node], most: float) -> list[Node]:
+        """Divide roots by which tables servers hold, up to a bound; at least the lowest one."""
+        parts, decided = sorted(roots), list[Node]()
+        while parts and not self.spent and (not decided or parts[0].bound < most):
             divided = self._branches(0.0).by_side(parts[0])
             if divided is None:
-                found = self._relaxed(parts[0], self.limit, _NODE_ROUNDS)
-                if found.is_solved:
-                    self.near = rounded(self.best.instance, f, parts[0], found) or self.near
-                break
-            parts = sorted(parts[1:] + divided)
-        return parts
+                decided.append(parts.pop(0))
+            else:
+                parts = sorted(parts[1:] + divided)
+        return sorted(decided + parts)
 
     @property
     def _left(self) -> float:
@@ -253,21 +253,19 @@ class BranchAndBound:
         """Return the step time that a plan must beat to be of interest."""
         return self.limit / (1 + gap)
 
-    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined | None]:
-        """Yield each node with its bound and remaining options, or None if it is of no interest."""
+    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined]:
+        """Yield each node that may hold plans of interest, with its bound and remaining options."""
         target, tables = self._target(gap), self.formulation.instance.tables
+        nodes = [node for node in nodes if node.bound < target]
         rounds = _NODE_ROUNDS
         examined = self._map(lambda node: self._relaxed_and_placed(node, target, rounds), nodes)
         for node, found in zip(nodes, examined, strict=True):
             if not found.is_solved:
                 yield Examined(node, None)
-                continue
-            if found.bound >= target:
-                yield None
-                continue
-            left = np.unique(self.formulation.table_of[found.options]).size
-            kept = Examined(node.with_relaxation(found), found)
-            yield kept if left == tables else None
+            elif found.bound < target:
+                left = np.unique(self.formulation.table_of[found.options]).size
+                if left == tables:
+                    yield Examined(node.with_relaxation(found), found)
 
     def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
         if self.spent:
