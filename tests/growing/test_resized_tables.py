@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cli_cases import succeed
+from fast_and_full import mostly_slow
 from growing_cases import CONFIG, HOW, growing_log, growing_plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -146,7 +147,7 @@ def _assert_same(one: dict[int, list[torch.Tensor]], other: dict[int, list[torch
         assert all(map(torch.equal, tensors, other[key])), key
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "sgd", "adam"))
 def test_a_larger_table_trains_to_the_same_bits(optimizer: OptimizerName, tmp_path: Path) -> None:
     """As long as no key is new."""
     how = Growing(1)
@@ -203,7 +204,7 @@ def resume(folder: Path, capacity: int) -> None:
     train(plan, log, config, checkpoints=policy, resume=folder)
 
 
-@pytest.mark.parametrize("capacity", [25, 90])
+@pytest.mark.parametrize("capacity", mostly_slow([25, 90], 25))
 def test_a_killed_run_of_a_resized_table_resumes_bit_equal(capacity: int, tmp_path: Path) -> None:
     plans = [_plan(one, "adam") for one in (60, capacity)]
     for plan, name in zip(plans, "ab", strict=True):
