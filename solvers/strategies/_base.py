@@ -153,7 +153,7 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
         replace(plan, solver=record, provenance=provenance_of(instance.problem)),
         Termination(
             record.status,
-            None if optimal else search.clock.limit_hit,
+            None if optimal else search.clock.limit_hit or ("time" if search.lacks_time else None),
             binding(instance.problem, plan, instance.cost_model, report, instance).words,
         ),
         step_time_s,

@@ -47,6 +47,7 @@ class Search:
     first: Assignment | None = None  # The first placement, constructed for the bound's step time.
     others_s: float = np.inf  # A lower bound of plans that the search leaves out.
     repeated: int = 0  # Number of calls of `another_seed`.
+    lacks_time: bool = False  # Whether a stage was left out, as the time left is too short for it.
 
     @classmethod
     def start(

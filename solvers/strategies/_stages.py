@@ -212,6 +212,7 @@ def prove(search: Search, share: float) -> Assignment | None:
     if search.branched is None and not clock.repeats:
         left_s = search.clock.left_s
         if left_s < _LEAST_S or left_s < _LEAST_S_PER_POINT * points_of(instance):
+            search.lacks_time = True
             return None
     found = branch_and_bound(
         search.best,
