@@ -117,6 +117,15 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     assert searched(other, price, before=before).formulation is not before.formulation
 
 
+def test_a_search_that_ends_early_proves_no_more_than_is_true() -> None:
+    """In the middle of a division, parts are missing."""
+    first, price = begun("random-3@4", Topology.parse("2xh100", hbm="1GiB"))
+    known_s = searched(first, price, BranchingParams(programs=60)).best.step_time_s
+    for programs in (1, 2, 3, 5, 8, 13):
+        early = searched(first, price, BranchingParams(programs=programs))
+        assert early.bound_s <= known_s * (1 + 1e-9)
+
+
 def test_a_gpu_that_serves_nothing_waits_for_others_launches_and_not_for_its_own() -> None:
     """Its own would be ten times as long as the whole step of the others."""
     one_gpu = plan_cases.machine(1)
@@ -307,6 +316,12 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
         every = dict.fromkeys(range(instance.tables), (True, False))
         split = replace(part, sides=every, undecided=np.full(instance.tables, 0.25))
         assert decided._branches(0.0).by_side(split) is None
+        # The program says so if no plan of a part is possible: one shard cannot be on both sides.
+        whole = np.array([f.layouts[option].shards == 1 for option in part.options.tolist()])
+        both = replace(part.within(whole | (f.table_of[part.options] > 0)), depth=0)
+        found = relaxed(f, replace(both, sides={**part.sides, 0: (True, True)}), 2000.0, 60.0, 8)
+        assert found.is_solved
+        assert found.bound > 2000.0
     monkeypatch.setattr(Branches, "by_side", lambda *_: None)
     open_ = searched(first, search.lagrangian.price_s_per_byte)
     assert open_.bound_s * 1.02 < decided.bound_s <= first.step_time_s

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=CostCurve | Float)
 
-_MOST_POINTS = 1_500_000
-"""Number of points of all curves kept, about 50 bytes each. Priced costs are far smaller and all
+_MOST_POINTS = 3_000_000
+"""Number of points of all curves kept, about 100 bytes each. Priced costs are far smaller and all
 kept."""
 
 _PRICED_TABLES = 500

@@ -110,6 +110,8 @@ class GroupProgram:
         first = rows.block(f.instance.tables, 1.0, 1.0)
         every = self.option_at + np.arange(options.size)
         rows.add(first + f.table_of[options], every, 1.0)
+        # So that prices say why nothing is possible, the program may do without all tables.
+        rows.add(first + np.arange(f.instance.tables), self.lack_at, 1.0)
         self.serve_row = rows.block(self.firsts.size, 0.0, 0.0)
         at = self.point_at + np.arange(self.pair.size)
         rows.add(self.serve_row + self.shard_at[self.part_at[self.pair]], at, 1.0)
@@ -164,6 +166,7 @@ class GroupProgram:
             for number, group in enumerate(node.groups):
                 if group.widths[table]:
                     row = rows.block(1, group.gpus, group.gpus)
+                    rows.add(row, self.lack_at, group.gpus)
                     self.decided_of[(self.table == table) & (self.group == number)] = row
         for table in (table for table, sides in node.sides.items() if all(sides)):
             options = np.flatnonzero(f.table_of[node.options] == table)

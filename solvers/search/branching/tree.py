@@ -117,6 +117,7 @@ class BranchAndBound:
         self._map_nodes: Map = map
         self._at_once = 1
         self._rounding = threading.Lock()
+        self._is_over = False
 
     @property
     def proven_s(self) -> float:
@@ -130,8 +131,11 @@ class BranchAndBound:
 
     @property
     def spent(self) -> bool:
-        """Whether to stop now."""
-        return self.clock.spent or (self.clock.repeats and self.programs >= self.params.programs)
+        """Whether to stop now; once true, it stays so, as parts of nodes may be missing."""
+        if not self._is_over:
+            programs = self.clock.repeats and self.programs >= self.params.programs
+            self._is_over = self.clock.spent or programs
+        return self._is_over
 
     def run(self, gap: float) -> None:
         """Run `search` with a thread for each core, or with one if steps are limited.
@@ -166,7 +170,6 @@ class BranchAndBound:
         while not self.spent and wanted > gap and may_gain:
             wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
             left = self._left
-            self.roots = self._by_side(self.roots, self._target(wanted))
             may_gain = self._search(self.roots, wanted) and not self.spent
             # A search that does not end proves nothing, so it has to fit into the time left. One
             # that begins with a poor plan examines more nodes.
@@ -187,18 +190,12 @@ class BranchAndBound:
         parts = [root.with_relaxation(found)]
         if not f.server_kinds.size:
             return parts
-        return self._by_side(parts, 0.0)
-
-    def _by_side(self, roots: Sequence[Node], most: float) -> list[Node]:
-        """Divide roots by which tables servers hold, up to a bound; at least the lowest one."""
-        parts, decided = sorted(roots), list[Node]()
-        while parts and not self.spent and (not decided or parts[0].bound < most):
+        while parts:
             divided = self._branches(0.0).by_side(parts[0])
-            if divided is None:
-                decided.append(parts.pop(0))
-            else:
-                parts = sorted(parts[1:] + divided)
-        return sorted(decided + parts)
+            if divided is None or self.spent:
+                break
+            parts = sorted(parts[1:] + divided)
+        return parts
 
     @property
     def _left(self) -> float:
@@ -215,7 +212,7 @@ class BranchAndBound:
             self._order,
             self._are_arenas_first,
             lambda nodes: self._examined(nodes, gap),
-            lambda: self._target(gap),
+            lambda: 0.0 if self.spent else self._target(gap),
         )
 
     def _search(self, roots: Sequence[Node], gap: float) -> bool:
@@ -225,7 +222,8 @@ class BranchAndBound:
         gain nothing.
         """
         branches = self._branches(gap)
-        heap, numbers, decided = branches.kept(roots), len(roots), math.inf
+        kept, numbers, decided = branches.kept(roots), len(roots), math.inf
+        heap = [*roots] if self.spent else kept
         heapq.heapify(heap)
         while heap and not self.spent and heap[0].bound < self._target(gap):
             nodes = [heapq.heappop(heap) for _ in range(min(self._at_once, len(heap)))]
@@ -234,7 +232,8 @@ class BranchAndBound:
                 if children is None:
                     decided = min(decided, node.bound)
                     continue
-                for child in children:
+                # If time is over, parts are missing.
+                for child in [node] if self.spent else children:
                     numbers += 1
                     heapq.heappush(heap, replace(child, number=numbers))
         left = min((node.bound for node in heap), default=math.inf)
@@ -246,9 +245,12 @@ class BranchAndBound:
         return self.limit / (1 + gap)
 
     def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined]:
-        """Yield each node that may hold plans of interest, with its bound and remaining options."""
+        """Yield each node that may hold plans of interest, with its bound and remaining options.
+
+        Nothing is examined once time is over.
+        """
         target, tables = self._target(gap), self.formulation.instance.tables
-        nodes = [node for node in nodes if node.bound < target]
+        nodes = [node for node in nodes if node.bound < target and not self.spent]
         rounds = _NODE_ROUNDS
         examined = self._map(lambda node: self._relaxed_and_placed(node, target, rounds), nodes)
         for node, found in zip(nodes, examined, strict=True):
