@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ENGINES := $(VENV)/.engines
+# Many processes of the tests import torch: without bytecode each would compile it.
+export PYTHONDONTWRITEBYTECODE :=
 # More arguments for pip, such as an index of CPU builds of torch.
 PIP_ARGS ?=
 DATA ?=

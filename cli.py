@@ -85,7 +85,7 @@ _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NA
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
-Target = Literal["torchrec", "hugectr", "dynamicemb", "shards", "safetensors"]
+Target = Literal["torchrec", "hugectr", "dynamicemb", "safetensors"]
 StagedAs = Literal["uva", "cached"] | None
 Preset = Literal["suite", "m1", "m2", "m3"]
 File = Path | None
@@ -97,7 +97,6 @@ Texts = tuple[str, ...]
 STORED, LOCAL, FILE, FOLDER = InputPath(), LocalPath(), OutputPath("file"), OutputPath("folder")
 LOCAL_FILE, IMAGE = OutputPath("file", is_local=True), OutputPath("file", (".png", ".pdf", ".svg"))
 HERE = OutputPath("folder", is_local=True)
-EXPORT = OutputPath(lambda given: "folder" if given["target"] == "shards" else "file")
 YAML = OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem", kind=parse_bytes)
@@ -489,7 +488,7 @@ def show(
 def report_command(
     path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page", page.RENAMED_FLAGS),
+    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page"),
     profile_path: File = PROFILE,
     model: str = shared.MODEL,
     rules: File = shared.RULES,
@@ -547,7 +546,7 @@ def verify(
 def diff_command(
     old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
 ) -> None:
-    """Show which rows move where, from one plan to another one of the same tables.
+    """Show which rows move from one plan to another, where, and how long the machine takes.
 
     \b
     placer diff old.json new.json
@@ -783,28 +782,27 @@ def export(
     with_optimizer: bool = option(False, "With --to safetensors: write optimizer state, too."),
     staged_as: StagedAs = option(None, "How TorchRec reads staged rows; it cannot stage."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),
-    file: Path = option(..., "File to write; for shards, a folder.", "-o --output", kind=EXPORT),
+    file: Path = option(..., "File to write.", "-o --output", kind=FILE),
 ) -> None:
-    """Write a plan for another trainer, or a checkpoint's tables as the plan divides them.
+    """Write a plan for another trainer, or a checkpoint's tables for servers and other tools.
 
     A plan that the other trainer cannot run is refused.
 
     \b
     placer export plan.json --to torchrec -o sharding.json
-    placer export plan.json --to shards --checkpoint runs/a -o shards
     placer export plan.json --to safetensors --checkpoint runs/a -o tables.safetensors
     placer export plan.json --to safetensors --checkpoint runs/a/step-000000000200 \\
         --since runs/a/step-000000000100 -o 200.safetensors
     """
     loaded = placer.Plan.load(path)
-    if (target in ("shards", "safetensors")) != (checkpoint is not None):
-        raise click.UsageError("--to shards and --to safetensors need --checkpoint, others do not")
+    if (target == "safetensors") != (checkpoint is not None):
+        raise click.UsageError("--to safetensors needs --checkpoint, others do not")
     if with_optimizer and target != "safetensors":
-        raise click.UsageError("--with-optimizer goes with --to safetensors; shards have it")
+        raise click.UsageError("--with-optimizer goes with --to safetensors")
     if since is not None and (with_optimizer or target != "safetensors"):
         raise click.UsageError("--since goes with --to safetensors, without --with-optimizer")
     if checkpoint is not None:
-        from placer.storage.shards import write_increment, write_shards, write_tables
+        from placer.storage.table_files import write_increment, write_tables
         from placer.training.checkpoint import open_checkpoint
 
         opened = open_checkpoint(checkpoint)
@@ -815,10 +813,7 @@ def export(
             steps = f"steps {earlier.position.step} to {step}"
             click.echo(f"{counted(rows, 'changed row')} of {steps} written to {file}")
             return
-        if target == "shards":
-            write_shards(loaded, opened, file)
-        else:
-            write_tables(loaded, opened, file, with_optimizer=with_optimizer)
+        write_tables(loaded, opened, file, with_optimizer=with_optimizer)
         click.echo(f"{counted(len(loaded.tables), 'table')} of step {step} written to {file}")
         return
     from placer.adapters import document_for
@@ -829,51 +824,28 @@ def export(
     click.echo(f"{counted(len(loaded.tables), 'table')} written to {file} for {target}")
 
 
-@partial(_command, name="reshard")
-def reshard_command(
+@_command
+def grow(
     old: Path = argument(kind=STORED),
     new: Path = argument(kind=STORED),
-    shards: File = option(None, "Shards of OLD, made by `placer export --to shards`.", kind=LOCAL),
-    no_verify: bool = option(False, "Do not check the hashes of the files of --shards."),
-    grow: bool = option(False, "Let tables of NEW have more rows, or fewer; ids keep their rows."),
-    checkpoint: File = option(None, "With --grow: a checkpoint, instead of --shards.", kind=LOCAL),
-    keep: Texts = option((), "With --grow, TABLE=FILE: a file of the ids that stay, one a line."),
-    folder: File = option(None, "Folder to write NEW's shards to.", "-o --output", kind=FOLDER),
+    checkpoint: Path = option(..., "Checkpoint of a run with OLD's tables.", kind=LOCAL),
+    keep: Texts = option((), "TABLE=FILE: a file of the ids that stay, one a line."),
+    folder: Path = option(..., "Folder to write the checkpoint to.", "-o --output", kind=FOLDER),
     output: Output = OUTPUT,
 ) -> None:
-    """Turn the shards of one plan into the shards of another; unchanged files are kept.
+    """Give a checkpoint's tables more rows, or fewer: those of another plan.
 
-    Without --shards, only show what would be kept and moved.
+    Ids keep their rows. Rows of new ids are drawn as in a new table.
 
     \b
-    placer reshard old.json new.json
-    placer reshard old.json new.json --shards shards -o new-shards
-    placer reshard old.json new.json --grow --checkpoint runs/a -o runs/b
+    placer grow old.json new.json --checkpoint runs/a -o runs/b
+    placer grow old.json new.json --checkpoint runs/a --keep item=ids.txt -o runs/b
     """
-    from placer.plan.diff import diff
+    from placer.training.growing import grow_checkpoint
 
-    if grow:
-        if folder is None or (shards is None) == (checkpoint is None):
-            raise click.UsageError("--grow needs -o, and --shards or --checkpoint")
-        from placer.training.growing import grow_files
-
-        done_rows = grow_files(old, new, folder, shards, checkpoint, keep, not no_verify)
-        report.print_report(report.grown_report(done_rows), output)
-        return report.print_stderr(f"tables written to {folder}")
-    if checkpoint is not None or keep:
-        raise click.UsageError("--checkpoint and --keep go with --grow")
-    if (shards is None) != (folder is None) or (no_verify and shards is None):
-        raise click.UsageError("give --shards and -o, or neither; --no-verify goes with both")
-    before, after = placer.Plan.load(old), placer.Plan.load(new)
-    if shards is None or folder is None:
-        difference = diff(before, after)
-        difference.check_rows()
-        return report.print_report(report.reshard_report(difference), output)
-    from placer.storage.shards import reshard
-
-    done = reshard(shards, after, folder, old=before, verify_files=not no_verify)
-    report.print_report(report.reshard_report(done.difference, done), output)
-    report.print_stderr(f"shards written to {folder}")
+    done = grow_checkpoint(old, new, checkpoint, folder, keep)
+    report.print_report(report.grown_report(done), output)
+    report.print_stderr(f"checkpoint written to {folder}")
 
 
 # Cost models ------------------------------------------------------------------------------------
@@ -940,7 +912,7 @@ def sweep(
 
     with shared.usage_errors():
         listed = filter(str.strip, names.split(","))
-        machines = [run.platform(name, hbm=hbm, dram=dram) for name in listed]
+        machines = run.distinct([run.platform(name, hbm=hbm, dram=dram) for name in listed])
         axes = dict(map(run.axis_values, varied or run.DEFAULT_AXES))
         base = run.with_overrides(preset, overrides)
     with report.stoppable() as stop, report.progress_bar("models") as update:

@@ -115,12 +115,8 @@ class CostReport:
     ) -> float:
         """Return the step time of the same plan if some parts took `scale` times as long.
 
-        Parameters
-        ----------
-        scale : mapping of part to float, or float64 of shape (GPUs,)
-            Factors for the parts of GPUs' times.
-        dram, dense : float
-            Factors for the times of hosts' memory and of dense layers.
+        `scale`, mapping of part to float, or float64 of shape (GPUs,): factors for the parts of
+        GPUs' times. `dram`, `dense`: factors for the times of hosts' memory and of dense layers.
 
         Examples
         --------

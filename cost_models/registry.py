@@ -24,10 +24,8 @@ FILE_MODELS: dict[str, "Callable[[str], CostModel]"] = {
 def cost_model(name: str) -> "CostModel":
     """Return a cost model: by a name of `COST_MODELS`, or as ``KIND:FILE`` by one of `FILE_MODELS`.
 
-    Raises
-    ------
-    PlacerError
-        If no model has this name (the message lists valid names), or its file is damaged.
+    Raises PlacerError if no model has this name (the message lists valid names), or its file is
+    damaged.
 
     Examples
     --------

@@ -88,13 +88,9 @@ class Schedule:
     def prolonged(self, phase_s: Float, slowest_s: Float | None = None) -> Float:
         """Return phase times including the delays of shared lanes, shape (phases, ...).
 
-        Parameters
-        ----------
-        phase_s : float64, shape (phases, GPUs, ...); any (phases, ...) with `slowest_s`
-            Times of each phase alone; the array is not changed.
-        slowest_s : float64, shape (phases,), optional
-            The slowest GPU's seconds in each phase, for which others wait. By default, they are
-            taken from `phase_s`.
+        `phase_s`, shape (phases, GPUs, ...); any (phases, ...) with `slowest_s`: times of each
+        phase alone; the array is not changed. `slowest_s`, shape (phases,): the slowest GPU's
+        seconds in each phase, for which others wait. By default, they are taken from `phase_s`.
         """
         longer = phase_s
         for lane in self.shared:

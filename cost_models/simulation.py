@@ -42,6 +42,9 @@ Stream = tuple[str, Callable[[], Iterable[Chunk]]]
 def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None = None) -> Stream:
     """Return a log as a stream for `simulate`, named by the log's description.
 
+    Raises PlanMismatchError when batches are read, if the log lacks a feature of the plan, or its
+    tables have other sizes.
+
     Parameters
     ----------
     plan : Plan
@@ -51,12 +54,6 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
         Samples in a step of all GPUs together.
     batches : int, optional
         Number of batches to read; by default all.
-
-    Raises
-    ------
-    PlanMismatchError
-        When batches are read, if the log lacks a feature of the plan, or its tables have other
-        sizes.
     """
 
     def read() -> Generator[Chunk]:
@@ -191,6 +188,9 @@ def simulate(
 ) -> Simulated:
     """Replay logs through a plan, one after the other; count the work of each batch and time it.
 
+    Raises PlacerError if the cost model has no costs of units of work. Raises DataError if there is
+    no batch, or there are fewer steps than windows.
+
     Parameters
     ----------
     streams : sequence of (name, callable)
@@ -205,13 +205,6 @@ def simulate(
         Number of equal parts of each log in the result.
     on_step : callable
         Called after each step with the log's name and the number of its steps so far.
-
-    Raises
-    ------
-    PlacerError
-        If the cost model has no costs of units of work.
-    DataError
-        If there is no batch, or there are fewer steps than windows.
 
     Examples
     --------

@@ -20,7 +20,7 @@ from placer.executor import BagBatch
 from placer.growing import Growing
 from placer.profile.count import profile_log
 from placer.storage.serving import ReadOnlyTables, load_read_only
-from placer.storage.shards import write_increment, write_tables
+from placer.storage.table_files import write_increment, write_tables
 from placer.training import CheckpointPolicy, TrainConfig, train
 from placer.training.checkpoint import open_checkpoint
 from solvers import solve

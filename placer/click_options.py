@@ -207,7 +207,7 @@ def add_command(
             _say_sources(context, options)
         for one in parameters:
             if isinstance(one.type, OutputPath) and options.get(str(one.name)) is not None:
-                one.type.check(options[str(one.name)], options)
+                one.type.check(options[str(one.name)])
         with context.meta.get(STAGING) or nullcontext():
             called(function, {at: options[str(one.name)] for at, one in made.items()})
 

@@ -4,7 +4,7 @@ import errno
 import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,14 +71,14 @@ Written = Literal["file", "folder"]
 class OutputPath(LocalPath):
     """A path to write a result to. Before the command's work, `check` tests if it can be written.
 
-    `what` says whether it is a file or a folder, or is a function of the command's options that
-    does. The name must have one of the `endings`, if any. Results may go to a URI of a store, and
-    are sent at the command's end, unless `is_local`. `makes_folders`: missing parents are made.
+    `what` says whether it is a file or a folder. The name must have one of the `endings`, if any.
+    Results may go to a URI of a store, and are sent at the command's end, unless `is_local`.
+    `makes_folders`: missing parents are made.
     """
 
     def __init__(
         self,
-        what: Written | Callable[[Mapping[str, Any]], Written],
+        what: Written,
         endings: tuple[str, ...] = (),
         is_local: bool = False,
         makes_folders: bool = False,
@@ -97,13 +97,12 @@ class OutputPath(LocalPath):
     def check_length(self, value: Any) -> None:
         """Do nothing: `check` tests the name."""
 
-    def check(self, path: Path, options: Mapping[str, Any]) -> None:
+    def check(self, path: Path) -> None:
         """Refuse a path that cannot be written; see `check_place`."""
         if self._endings and path.suffix.lower() not in self._endings:
             raise PlacerError(f"cannot write {path}: end its name in {' or '.join(self._endings)}")
         if not getattr(path, "uri", ""):
-            what = self._what(options) if callable(self._what) else self._what
-            check_place(path, what, self._makes_folders)
+            check_place(path, self._what, self._makes_folders)
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versions of click.

@@ -62,30 +62,9 @@ def is_locked(path: Path) -> bool:
         os.close(descriptor)
 
 
-_held: set[tuple[int, int]] = set()
-
-
-def hold(descriptor: int) -> None:
-    """Register a locked folder, so that `locked_folder` does not wait for this process itself."""
-    _held.add(_identity(descriptor))
-
-
-def release(descriptor: int) -> None:
-    """Close a folder that `hold` registered, and release its lock."""
-    _held.discard(_identity(descriptor))
-    os.close(descriptor)
-
-
-def _identity(descriptor: int) -> tuple[int, int]:
-    status = os.fstat(descriptor)
-    return status.st_dev, status.st_ino
-
-
 @contextlib.contextmanager
 def locked_folder(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
     """Hold the lock of a folder within the block; first wait until no other process holds it.
-
-    It does not wait for folders that this process holds; see `hold`.
 
     Raises PlacerError if another process holds it for over `wait_s` seconds, and OSError if there
     is no such folder.
@@ -93,7 +72,7 @@ def locked_folder(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         deadline = time.monotonic() + wait_s
-        while _identity(descriptor) not in _held and not take_lock(descriptor):
+        while not take_lock(descriptor):
             if time.monotonic() > deadline:
                 raise PlacerError(
                     f"another process has been writing into {folder} for {wait_s:.0f} s; "

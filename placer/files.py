@@ -43,7 +43,7 @@ def replacing(path: StrPath) -> Iterator[Path]:
     target = _place_of(Path(path))
     there = "nothing was changed there"
     try:
-        with made_folder(target.parent):
+        with _made_folder(target.parent):
             remove_dead_files(target.parent)
             with temporary_beside(target) as temporary:
                 yield temporary
@@ -58,7 +58,7 @@ def replacing(path: StrPath) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def made_folder(path: Path) -> Iterator[None]:
+def _made_folder(path: Path) -> Iterator[None]:
     """Make a folder and its missing parents for a block; see `make_folder`.
 
     If the block fails, remove those that are empty.
@@ -218,7 +218,7 @@ def replacing_parts(file: Path, parts: Callable[[], Iterable[Path]]) -> Iterator
     them. Writers wait for each other. Readers use `read_parts`.
     """
     try:
-        with made_folder(file.parent), locked_folder(file.parent):
+        with _made_folder(file.parent), locked_folder(file.parent):
             before, version = set(parts()), _version(file)
             names: set[str] = set()
             try:
@@ -303,10 +303,15 @@ class HashedFile(io.IOBase):
         self._digest = hashlib.sha256()
         self._failure: OSError | None = None
         self._file: BinaryIO | None = None
-        try:
+        with self._noted():
             self._file = path.open("wb")
+
+    @contextlib.contextmanager
+    def _noted(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            self._failure = error
+            self._failure = self._failure or error
 
     def writable(self) -> bool:
         """Return true: the file is open for writing."""
@@ -321,26 +326,18 @@ class HashedFile(io.IOBase):
         size = memoryview(content).nbytes
         self._size_bytes += size
         if self._file is not None and self._failure is None:
-            try:
+            with self._noted():
                 self._file.write(content)
-            except OSError as error:
-                self._failure = error
             self._digest.update(content)
         return size
 
     def close(self) -> None:
         """Close the file after flushing it to disk."""
         file, self._file = self._file, None
-        if file is None:
-            return
-        try:
-            if self._failure is None:
+        if file is not None:
+            with self._noted(), file:
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            self._failure = error
-        with contextlib.suppress(OSError):
-            file.close()
 
     def finish(self) -> FileRecord:
         """Close the file and return its size and SHA-256.

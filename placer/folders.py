@@ -1,15 +1,13 @@
 """Write folders atomically: under a hidden name, then renamed when complete."""
 
-import contextlib
 import ctypes
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from placer.errors import PlacerError
-from placer.file_locks import hold, is_at, release, take_lock
-from placer.files import StrPath, made_folder, make_folder, sync_folder
+from placer.file_locks import is_at, take_lock
+from placer.files import make_folder, sync_folder
 
 
 class HiddenFolder:
@@ -38,7 +36,6 @@ class HiddenFolder:
                 break
             os.close(descriptor)
         self._descriptor = descriptor
-        hold(descriptor)
         for left in self.partial.iterdir():
             if left.is_dir() and not left.is_symlink():
                 shutil.rmtree(left)
@@ -67,7 +64,7 @@ class HiddenFolder:
 
     def _release(self) -> None:
         if self._descriptor is not None:
-            release(self._descriptor)
+            os.close(self._descriptor)
             self._descriptor = None
 
 
@@ -80,27 +77,3 @@ def exchange(one: Path, other: Path) -> bool:
     at_working_folder, swap = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h>, <linux/fs.h>.
     arguments = (at_working_folder, os.fsencode(one), at_working_folder, os.fsencode(other), swap)
     return bool(rename(*arguments) == 0)
-
-
-@contextlib.contextmanager
-def new_folder(path: StrPath) -> Iterator[Path]:
-    """Yield a hidden folder beside `path`. On success it is renamed to `path`, else removed.
-
-    Raises PlacerError if `path` exists already, or cannot be written.
-    """
-    target = Path(path)  # "" is the working folder, which has no name.
-    if target.exists() or target.is_symlink():
-        raise PlacerError(f"{target} exists already; give another name, or remove it")
-    folder = HiddenFolder(target)
-    try:
-        with made_folder(target.parent):
-            try:
-                folder.begin()
-                yield folder.partial
-                folder.publish()
-            finally:
-                folder.discard()
-    except OSError as error:
-        raise PlacerError(
-            f"cannot write {target}: {error.strerror or error}; nothing was left there"
-        ) from error

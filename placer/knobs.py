@@ -1,63 +1,41 @@
 """Describe configurations and options for documentation, checks and the command line.
 
-A configuration is a frozen dataclass with fields annotated by a `Knob`. The command line makes
+A configuration is a frozen dataclass whose fields are made by `knob`. The command line makes
 options from these fields, and from parameters with an `Option` as their default.
 """
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from placer.errors import PlacerError
 
 
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """Help, least value and exclusive lower limit of an option; `kind` is as in `Option`."""
-
-    help: str
-    least: float | None = None
-    above: float | None = None
-    kind: Any = None
-
-
-def knobs(configuration: type) -> Iterator[tuple[str, Any, Any, Knob]]:
-    """Yield name, type, default (None without one) and knob of each field with a knob."""
-    hints = get_type_hints(configuration, include_extras=True)
-    for field in fields(configuration):
-        hint = hints[field.name]
-        for extra in getattr(hint, "__metadata__", ()):
-            if isinstance(extra, Knob):
-                default = None if field.default is MISSING else field.default
-                yield field.name, hint.__origin__, default, extra
-
-
 def check_knobs(configuration: Any) -> None:
     """Raise PlacerError at the first value that is too small or not among its type's choices.
 
-    >>> from typing import Annotated
     >>> @dataclass(frozen=True)
     ... class Effort:
-    ...     steps: Annotated[int, Knob("Steps to take.", least=1)] = 10
+    ...     steps: int = knob(10, "Steps to take.", least=1)
     ...     def __post_init__(self) -> None:
     ...         check_knobs(self)
     >>> Effort(steps=0)
     Traceback (most recent call last):
     placer.errors.PlacerError: steps must be at least 1, not 0
     """
-    for name, kind, _, knob in knobs(type(configuration)):
+    for name, (kind, spec) in _knobs(type(configuration)).items():
         value = getattr(configuration, name)
         choices = choices_of(kind)
         if choices and value not in choices:
             raise PlacerError(f"{name} {value!r} is none of {', '.join(map(str, choices))}")
         if value is None:
             continue
-        if knob.least is not None and not value >= knob.least:
-            raise PlacerError(f"{name} must be at least {knob.least:g}, not {value}")
-        if knob.above is not None and not value > knob.above:
-            raise PlacerError(f"{name} must be more than {knob.above:g}, not {value}")
+        if spec.least is not None and not value >= spec.least:
+            raise PlacerError(f"{name} must be at least {spec.least:g}, not {value}")
+        if spec.above is not None and not value > spec.above:
+            raise PlacerError(f"{name} must be more than {spec.above:g}, not {value}")
 
 
 def choices_of(kind: Any) -> tuple[Any, ...]:
@@ -101,27 +79,32 @@ def argument(default: Any = ..., kind: Any = None) -> Any:
     return Option(default, kind=kind, is_argument=True)
 
 
-def options_of(
-    configuration: type,
-    heading: str,
-    renamed: Mapping[str, str],
-    names: Collection[str] | None = None,
-    **changed: tuple[Any, Option],
-) -> Any:
-    """Return fields of a configuration as options, for a parameter that is a mapping.
+def knob(default: Any, help: str, flags: str = "", **more: Any) -> Any:
+    """Return the field of a configuration that is also an option; `more` is as in `Option`."""
+    return field(default=default, metadata={"option": Option(default, help, flags, **more)})
 
-    By default these are all fields with a knob. If `names` is given, only those in `names`,
-    `renamed` (to `Option.flags`) or `changed` (to other types and options).
+
+def _knobs(configuration: type) -> dict[str, tuple[Any, Option]]:
+    """Return the types and options of a configuration's knobs."""
+    hints = get_type_hints(configuration)
+    return {
+        one.name: (hints[one.name], one.metadata["option"])
+        for one in fields(configuration)
+        if "option" in one.metadata
+    }
+
+
+def options_of(
+    configuration: type, heading: str, names: str = "", **changed: tuple[Any, Option]
+) -> Any:
+    """Return the knobs of a configuration as options, for a parameter that is a mapping.
+
+    `names` says which, separated by blanks; by default all. Those in `changed` have other types or
+    options.
     """
-    known: dict[str, tuple[Any, Option]] = {}
-    for name, hint, default, knob in knobs(configuration):
-        if name in changed:
-            known[name] = changed[name]
-        elif name in renamed or names is None or name in names:
-            metavar = "SECONDS" if name.endswith("_s") else None
-            limits = knob.least, knob.above, knob.kind, metavar
-            known[name] = hint, Option(default, knob.help, renamed.get(name, ""), *limits)
-    return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in known.items()}
+    known = _knobs(configuration) | changed
+    of = {name: known[name] for name in names.split() or known}
+    return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in of.items()}
 
 
 Member = tuple[str, str, Any, Option]

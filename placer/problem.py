@@ -29,6 +29,10 @@ _ROWS_WITHOUT_ORDER = TableRule(forbid=frozenset(("split", "replicated")))
 class Problem(Summarized):
     """A placement problem: tables and their accesses, a topology, batch size and constraints.
 
+    Raises ProblemError if there is no table, the batch size is not positive, an option is unknown,
+    constraints name unknown things or contradict each other, or a GPU has too little memory for the
+    dense part.
+
     Attributes
     ----------
     profile : Profile
@@ -55,12 +59,6 @@ class Problem(Summarized):
         between memories nor replicated.
     exchange_dtype : {"float32", "bfloat16", "float16"}
         Type of pooled rows and their gradients when they are sent between GPUs.
-
-    Raises
-    ------
-    ProblemError
-        If there is no table, the batch size is not positive, an option is unknown, constraints name
-        unknown things or contradict each other, or a GPU has too little memory for the dense part.
 
     Examples
     --------

@@ -71,8 +71,7 @@ class Made:
 
     of: Global
     arguments: tuple[Any, ...]
-    state: Any = None  # The state that the pickle sets on the result.
-    has_state: bool = False
+    state: Any = None  # The state that the pickle sets on the result, if any.
 
 
 @dataclass(slots=True, eq=False)
@@ -207,9 +206,9 @@ class _Machine:
     def _build(self, _: Any) -> None:
         state = self._pop()
         made = self._top(Made)
-        if made.has_state:
+        if made.state is not None:
             raise PickleError(f"it sets the attributes of a {made.of} twice")
-        made.state, made.has_state = state, True
+        made.state = state
 
 
 _OPERATIONS: dict[str, Callable[[_Machine, Any], None]] = {
@@ -342,14 +341,15 @@ class _Archive:
     def _tensor(self, made: Made) -> "Tensor":
         import torch
 
-        if not 6 <= len(made.arguments) <= 7 or made.has_state:
+        if not 6 <= len(made.arguments) <= 7 or made.state is not None:
             raise TensorFileError("a tensor of it has attributes that are not known")
         reference, offset, shape, strides, _, hooks = made.arguments[:6]
-        if not isinstance(hooks, Made) or hooks.of != _HOOKS or hooks.arguments or hooks.has_state:
+        has_none = isinstance(hooks, Made) and (hooks.of, hooks.arguments) == (_HOOKS, ())
+        if not has_none or hooks.state is not None:
             raise TensorFileError("a tensor of it has hooks")
         storage = self._storage(reference)
-        are_counts = all(map(_are_counts, (shape, strides, (offset,))))
-        if not are_counts or len(shape) != len(strides):
+        counted = all(map(are_counts, (shape, strides, (offset,))))
+        if not counted or len(shape) != len(strides):
             raise TensorFileError("a tensor of it has a shape that is none")
         elements = math.prod(shape)
         last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
@@ -364,7 +364,7 @@ class _Archive:
 
         match reference:
             case Reference(("storage", Global(_, kind), str() as key, _, numel)) if (
-                kind in _STORAGES and _are_counts((numel,))
+                kind in _STORAGES and are_counts((numel,))
             ):
                 dtype, member = _STORAGES[kind], f"{self._top}data/{key}"
             case _:
@@ -384,9 +384,10 @@ class _Archive:
         return self._storages[place]
 
 
-def _are_counts(values: Any) -> bool:
+def are_counts(values: Any) -> bool:
+    """Return whether untrusted values are a short list of numbers from 0 up that fit in 64 bits."""
     return (
-        isinstance(values, tuple)
+        isinstance(values, tuple | list)
         and len(values) <= MOST_DIMENSIONS
         and all(type(one) is int and 0 <= one < 1 << 63 for one in values)
     )

@@ -1,4 +1,4 @@
-"""Parse and format bytes, seconds, shares and prices (``8GiB``, ``5min``), and large values."""
+"""Parse and format bytes, seconds and shares (``8GiB``, ``5min``), and large values."""
 
 import html
 import math
@@ -153,26 +153,6 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) >= 0.9995 * scale:  # 999.5 of a unit rounds to one of the next.
             return f"{_plain(seconds / scale)} {unit}"
     return f"{significant(seconds / 1e-9)} ns"
-
-
-def parse_prices(text: str, machines: Sequence[str]) -> dict[str, float]:
-    """Parse hourly prices of machines or GPUs from ``8xh100=98,8xa100-40=32``.
-
-    >>> parse_prices("8xh100=98, 1xt4=0.5", ["8xh100", "1xt4"])
-    {'8xh100': 98.0, '1xt4': 0.5}
-    """
-    prices: dict[str, float] = {}
-    for part in text.split(","):
-        name, _, value = (word.strip() for word in part.rpartition("="))
-        try:
-            prices[name] = float(value)
-        except ValueError:
-            raise ValueError(f"{part!r} is not MACHINE=PRICE, as 8xh100=98") from None
-        if name not in machines:
-            raise ValueError(f"names {name!r}, which --topology does not: {', '.join(machines)}")
-        if not 0 <= prices[name] < float("inf"):
-            raise ValueError(f"of {name} must be at least 0, not {value}")
-    return prices
 
 
 class Summarized(ABC):

@@ -309,8 +309,6 @@ def key_of(problem: Problem, cost_model: CostModel, solver: Solver, limits: Limi
     The code below lists what is hashed. It includes the source of `PACKAGES`, so a change of one
     line changes all keys. It does not include the time limit; see `CachedSolver`.
 
-    Examples
-    --------
     >>> from cost_models import Roofline
     >>> from placer import Topology
     >>> from placer.workloads import named_workload

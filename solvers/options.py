@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from placer.knobs import option
 from placer.plan.fields import Pipeline
 from placer.tables import COLD_DTYPES, DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.kinds import GPU_KINDS, NAMED
-from placer.units import parse_bytes, parse_prices
+from placer.units import parse_bytes
 from solvers.registry import GONE, SOLVERS, no_solver
 
 if TYPE_CHECKING:
@@ -94,17 +95,25 @@ def usage_errors(option: str = "") -> Iterator[None]:
         raise click.BadParameter(str(error), param_hint=option) from None
 
 
-def prices_of(text: str | None, names: Sequence[str]) -> dict[str, float]:
-    """Parse `--price` into prices by name; see `parse_prices`."""
-    try:
-        return {} if text is None else parse_prices(text, names)
-    except ValueError as error:
-        raise click.UsageError(f"--price {error}") from None
+def prices_of(text: str | None, machines: Sequence[str]) -> dict[str, float]:
+    """Parse `--price`: hourly prices of machines or GPUs.
 
-
-def names_in(text: str) -> tuple[Any, ...]:
-    """Return the names in a comma-separated list, without repetitions."""
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    >>> prices_of("8xh100=98, 1xt4=0.5", ["8xh100", "1xt4"])
+    {'8xh100': 98.0, '1xt4': 0.5}
+    """
+    prices: dict[str, float] = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, value = (word.strip() for word in part.rpartition("="))
+        try:
+            prices[name] = float(value)
+        except ValueError:
+            raise click.UsageError(f"--price {part!r} is not MACHINE=PRICE, as 8xh100=98") from None
+        if name not in machines:
+            known = ", ".join(machines)
+            raise click.UsageError(f"--price names {name!r}, which --topology does not: {known}")
+        if not 0 <= prices[name] < math.inf:
+            raise click.UsageError(f"--price of {name} must be at least 0, not {value}")
+    return prices
 
 
 def _workloads() -> Iterable[str]:
@@ -113,22 +122,26 @@ def _workloads() -> Iterable[str]:
     return workload_names()
 
 
+def _is_file(text: str) -> bool:
+    from placer.config_file import SUFFIXES
+
+    return Path(text).suffix.lower() in SUFFIXES
+
+
 def _check_dense(text: str) -> None:
     """Raise PlacerError unless a text names a dense part or a file."""
-    from placer.config_file import SUFFIXES
     from placer.workloads.dense import dense_part
 
-    if Path(text).suffix.lower() not in SUFFIXES:
+    if not _is_file(text):
         dense_part(text, "mlperf-dcnv2")
 
 
 def _check_machines(text: str) -> None:
     """Raise PlacerError unless a text names machines or files, with commas between."""
-    from placer.config_file import SUFFIXES
     from placer.topology.presets import machine_called
 
     for name in text.split(","):
-        if name.strip().lower() != "auto" and Path(name).suffix.lower() not in SUFFIXES:
+        if name.strip().lower() != "auto" and not _is_file(name):
             machine_called(name)
 
 
@@ -202,7 +215,8 @@ class ProblemOptions:
 
     def machines(self) -> list[str]:
         """Return the machines of the comma-separated `topology`, without repetitions."""
-        return list(names_in(self.topology or ""))
+        names = map(str.strip, (self.topology or "").split(","))
+        return [*dict.fromkeys(filter(None, names))]
 
     def problem_on(
         self, profile: placer.Profile, machine: str, hbm: str | None = None
@@ -374,10 +388,10 @@ class FleetOptions:
 
     def prices(self, machines: Sequence[str]) -> dict[str, float]:
         """Return dollars an hour, by machine or by kind of GPU."""
-        from placer.config_file import SUFFIXES, read_mapping
+        from placer.config_file import read_mapping
 
         text = self.price
-        if text is not None and Path(text).suffix.lower() in SUFFIXES:
+        if text is not None and _is_file(text):
             read = read_mapping(text, "prices", PlacerError, ("machines",))
             text = ",".join(f"{name}={value}" for name, value in read.items())
         return prices_of(text, [*machines, *GPU_KINDS, "cpu"])

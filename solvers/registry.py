@@ -57,10 +57,7 @@ def solver(name: str) -> "Solver":
     >>> solver("greedy-cost").name
     'greedy-cost'
 
-    Raises
-    ------
-    PlacerError
-        If no solver has this name; the message lists valid names.
+    Raises PlacerError if no solver has this name; the message lists valid names.
     """
     if name not in SOLVERS:
         raise PlacerError(no_solver(name))

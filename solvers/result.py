@@ -48,6 +48,8 @@ class Limits:
     >>> Limits(time_limit_s=10, seed=1).gap
     0.001
 
+    Raises ProblemError if the time limit or the gap is negative or not a number.
+
     Attributes
     ----------
     time_limit_s : float
@@ -69,11 +71,6 @@ class Limits:
         Called at the start of each stage, and for each better placement.
     spent_s : float
         Seconds of the time limit that are already spent, such as for reading the profile.
-
-    Raises
-    ------
-    ProblemError
-        If the time limit or the gap is negative or not a number.
     """
 
     time_limit_s: float = 60.0

@@ -43,16 +43,11 @@ def candidates_of(
 ) -> dict[str, list[Group]]:
     """Return the candidates of each table, by its `fqn`, that some ranks have memory for.
 
-    Parameters
-    ----------
-    options : sequence of ShardingOption
-        Options of an enumerator, with estimates.
-    estimate : callable
-        Writes times and bytes into options, such as the enumerator's `populate_estimates`.
-    local_ranks : int
-        Number of ranks on a host.
-    memory : float64, shape (ranks, tiers)
-        Bytes of each rank's memory, by tier.
+    - `options`: options of an enumerator, with estimates.
+    - `estimate`: writes times and bytes into options, such as the enumerator's
+      `populate_estimates`.
+    - `local_ranks`: number of ranks on a host.
+    - `memory`, shape (ranks, tiers): bytes of each rank's memory, by tier.
     """
     tables: dict[str, list[TorchRecOption]] = {option.fqn: [] for option in options}
     for option in options:
@@ -63,7 +58,12 @@ def candidates_of(
     for option in distinct:
         placed = _units_of(option, ranks, local_ranks)
         if placed is not None:
-            shapes[option.fqn, *placed].append(_candidates(option, estimated.get(id(option))))
+            own = estimated.get(id(option), option)
+            factors: list[float | None] = [None]
+            if own is not option:
+                factors = np.atleast_1d(np.asarray(own.cache_params.load_factor)).tolist()
+            sources = [(option, factor) for factor in factors]
+            shapes[option.fqn, *placed].append((*_arrays(option, own), sources))
     found: dict[str, list[Group]] = {name: [] for name in tables}
     for (name, span, units, same_host, distinct_ranks), several in shapes.items():
         seconds, tier_bytes = (
@@ -178,15 +178,6 @@ def _units_of(
     if distinct and shards > ranks:
         return None
     return 1, shards, by == PartitionByType.HOST.value, distinct
-
-
-def _candidates(option: TorchRecOption, estimated: TorchRecOption | None) -> Candidates:
-    """Return the candidates of an option: one, or one for each estimated load factor."""
-    seconds, tier_bytes = _arrays(option, estimated or option)
-    factors: list[float | None] = [None]
-    if estimated is not None:
-        factors = np.atleast_1d(np.asarray(estimated.cache_params.load_factor)).tolist()
-    return seconds, tier_bytes, [(option, factor) for factor in factors]
 
 
 def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, Float]:

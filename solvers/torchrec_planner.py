@@ -8,7 +8,8 @@ Enumeration, reservations, constraints, statistics, checks and errors remain Tor
 import copy
 import warnings
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -46,30 +47,21 @@ from solvers.torchrec_options import (
 )
 
 
+@dataclass(eq=False)
 class Planning(Proposer, Partitioner):  # type: ignore[misc]
-    """The search as a TorchRec proposer, which makes one proposal, and as a partitioner.
+    """The search as a TorchRec proposer, which makes one proposal, and as a partitioner."""
 
-    `partitioner` places the proposals of other proposers. If `is_first`, they run after this one.
-    """
-
-    def __init__(
-        self,
-        limits: Limits,
-        profile: Profile | None,
-        partitioner: Any,
-        ranks: int,
-        *,
-        replicate: bool,
-        is_first: bool,
-    ) -> None:
-        self.limits = limits
-        self.found: Found | None = None
-        self.only_trainable = True  # Whether to leave out options that TorchRec trains wrong.
-        self.space: list[TorchRecOption] = []  # The options to choose from.
-        self._profile, self._partitioner = profile, partitioner
-        self._ranks, self._replicate, self._is_first = ranks, replicate, is_first
-        self._least: list[TorchRecOption] = []
-        self._is_proposed = False
+    limits: Limits
+    profile: Profile | None
+    partitioner: Any  # Places the proposals of other proposers.
+    ranks: int
+    replicate: bool
+    is_first: bool  # Whether other proposers run after this one.
+    found: Found | None = None
+    only_trainable: bool = True  # Whether to leave out options that TorchRec trains wrong.
+    space: list[TorchRecOption] = field(default_factory=list)  # The options to choose from.
+    _least: list[TorchRecOption] = field(default_factory=list)
+    _is_proposed: bool = False
 
     def load(self, search_space: list[TorchRecOption], enumerator: Any = None) -> None:
         """Take a search space. See TorchRec's `Proposer`."""
@@ -77,19 +69,15 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         space = list(search_space)
         if self.only_trainable:
             even = with_even_blocks(space, self._estimate)
-            space = trainable(even, replicate=self._replicate)
+            space = trainable(even, replicate=self.replicate)
         self.space = [self._with_statistics(option) for option in space]
         self.found, self._is_proposed = None, False
         # If there is no plan, TorchRec checks with the options of least memory whether the memory
         # is too small.
-        least: dict[str, TorchRecOption] = {}
-        for option in search_space:
-            size = option.total_storage
-            other = least.get(option.fqn, option).total_storage
-            if option.fqn not in least or (size.hbm, size.ddr) < (other.hbm, other.ddr):
-                least[option.fqn] = option
-        self._least = list(least.values())
-        if self._is_first:
+        by_memory = attrgetter("total_storage.hbm", "total_storage.ddr")
+        falling = sorted(search_space, key=by_memory, reverse=True)
+        self._least = list({option.fqn: option for option in falling}.values())
+        if self.is_first:
             # TorchRec's planner passes the same list to the proposers after this one.
             search_space[:] = self._with_usual_factors()
 
@@ -119,7 +107,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         """Run the search, or place a proposal of another proposer."""
         if proposal is self._least:
             return self._searched(storage_constraint)
-        plan: list[TorchRecOption] = self._partitioner.partition(
+        plan: list[TorchRecOption] = self.partitioner.partition(
             proposal=proposal, storage_constraint=storage_constraint
         )
         return plan
@@ -185,15 +173,15 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
         """Return the option; add the profile's statistics to a cached option without any."""
         params = option.cache_params or CacheParams()
         if (
-            self._profile is None
+            self.profile is None
             or params.stats is not None
             or option.compute_kernel != "fused_uvm_caching"
-            or option.name not in self._profile.table_names
+            or option.name not in self.profile.table_names
         ):
             return option
         changed = copy.deepcopy(option)
-        samples = option.batch_size * self._ranks
-        stats = ProfileCacheStatistics(self._profile[option.name], samples)
+        samples = option.batch_size * self.ranks
+        stats = ProfileCacheStatistics(self.profile[option.name], samples)
         changed.cache_params = replace(params, stats=stats)
         if not has_free_load_factor(changed):
             self._estimate([changed])
@@ -270,7 +258,7 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         )
         ranks = self._topology.world_size
         self._planning = self._partitioner = Planning(
-            limits, profile, self._partitioner, ranks, replicate=replicate, is_first=bool(others)
+            limits, profile, self._partitioner, ranks, replicate, is_first=bool(others)
         )
         self._proposers = [self._planning, *others]
         self.result: SolveResult | None = None

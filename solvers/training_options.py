@@ -228,24 +228,8 @@ def train_config(settings: dict[str, Any], batch_size: int) -> TrainConfig:
 TRAINING = options_of(
     TrainConfig,
     "Training",
-    {
-        "max_steps": "steps --steps",
-        "optimizer": "dense_optimizer --dense-optimizer",
-        "timeout_s": "timeout_s --timeout",
-    },
-    [
-        "epochs",
-        "lr",
-        "embedding_lr",
-        "rounding",
-        "seed",
-        "device",
-        "threads",
-        "cache_policy",
-        "drive",
-        "amp",
-        "other_data",
-    ],
+    "epochs max_steps batch_size lr embedding_lr optimizer rounding seed device threads backend "
+    "cache_policy drive compile amp other_data timeout_s",
     batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
     backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
     compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
@@ -253,6 +237,5 @@ TRAINING = options_of(
 PILOT = options_of(
     TrainConfig,
     "Training",
-    {"max_steps": "steps --steps", "optimizer": "dense_optimizer --dense-optimizer"},
-    ["batch_size", "epochs", "lr", "embedding_lr", "seed", "device", "threads"],
+    "epochs max_steps batch_size lr embedding_lr optimizer seed device threads",
 )

@@ -27,18 +27,12 @@ _DEADLINE_S = 60.0
 
 @dataclass
 class Browser:
-    """One tab.
-
-    Attributes
-    ----------
-    complaints : list of str
-        Errors and warnings of the console, exceptions, and violations of the page's policy.
-    requests : list of str
-        Addresses of other machines that were asked for.
-    """
+    """One tab."""
 
     socket: Any
+    # Errors and warnings of the console, exceptions, and violations of the page's policy.
     complaints: list[str] = field(default_factory=list)
+    # Addresses of other machines that were asked for.
     requests: list[str] = field(default_factory=list)
     _number: int = 0
 

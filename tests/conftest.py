@@ -11,6 +11,9 @@ import pytest
 from cli_cases import Workbench, make_workbench
 from hypothesis import HealthCheck, settings
 
+# Python looks for garbage after every 700 new objects, and collecting tests makes very many.
+gc.set_threshold(50_000, 20, 20)
+
 # Triton's kernels run in its interpreter, for which it looks when a kernel's module is imported.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 

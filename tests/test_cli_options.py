@@ -222,7 +222,7 @@ def test_a_command_says_how_long_it_took_wherever_it_is_asked() -> None:
         assert " s, placer " in succeed(*words).stderr
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("diff", "reshard")])
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("diff", "grow")])
 def test_a_plan_may_stand_with_its_flag_or_without(command: str) -> None:
     if not any("--plan" in one.opts for one in main.commands[command].params):
         return

@@ -128,6 +128,18 @@ def test_parts_without_a_suffix_are_unpacked(tmp_path: Path) -> None:
     assert samples_of(open_log(tmp_path)) == 2 * SAMPLES
 
 
+def test_compressed_files_of_nothing_are_passed_over(tmp_path: Path) -> None:
+    """An hour without a click, in a folder of hours."""
+    hours = [written(tmp_path, ["label,user", "0,1"], f"{hour}.csv") for hour in range(3)]
+    for hour, text in zip(hours, (b"", hours[1].read_bytes(), b""), strict=True):
+        hour.with_suffix(".csv.gz").write_bytes(gzip.compress(text))
+        hour.unlink()
+    log = open_log(tmp_path, sparse=["user"])
+    assert samples_of(log) == 1
+    assert [note[-27:] for note in log.notes] == ["is empty and was passed over"[-27:]] * 2
+    refused("0.csv.gz is empty", tmp_path / "0.csv.gz")
+
+
 def test_lists_with_missing_values_and_in_braces(tmp_path: Path) -> None:
     lines = ['1,"{1,2}"', "0,null", '1,"{3,NULL}"', "0,{}", '1,"{4,5}"']
     log = open_log(written(tmp_path, ["label,items", *lines]))
@@ -224,6 +236,29 @@ def test_a_quote_that_nothing_closes_is_no_empty_log(tmp_path: Path) -> None:
     refused(
         "from line 2 on: a quote is opened", written(tmp_path, ["user,size", '5" pipe,2', "a,4"])
     )
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_quotes_that_nothing_closes_join_no_lines(
+    tmp_path: Path, separator: str, every: int
+) -> None:
+    """As inches are written, two of them would enclose a newline, and two samples be one."""
+    titles = [f'"t{i % 7}' if i % every == 0 else "none" for i in range(SAMPLES)]
+    lines = [separator.join((str(i % 2), str(i % 9), one)) for i, one in enumerate(titles)]
+    path = written(tmp_path, [separator.join(("label", "user", "title")), *lines])
+    assert samples_of(open_log(path)) == SAMPLES
+    whole = [separator.join((str(i % 2), '"a\n""b"""', "7")) for i in range(SAMPLES)]
+    path = written(tmp_path, [separator.join(("label", "title", "user")), *whole])
+    assert samples_of(open_log(path)) == SAMPLES
+
+
+def test_parquet_is_not_read_as_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"user": [1, 2]}), tmp_path / "log.csv")
+    refused("log.csv is Parquet or Arrow, and no text; name its format", tmp_path / "log.csv")
+    refused("is Parquet or Arrow", tmp_path / "log.csv", "tsv")
+    (tmp_path / "latin.csv").write_bytes("stra\u00dfe,user\n1,2\n".encode("latin-1"))
+    refused("line 1 is no UTF-8: .*; if it is text, write it in UTF-8", tmp_path / "latin.csv")
 
 
 def test_a_text_file_of_one_column_says_what_to_give(tmp_path: Path) -> None:

@@ -155,3 +155,25 @@ def test_a_byte_order_mark_is_no_part_of_the_first_id(
     assert bags_of(path, feature) == [[one] for one in ids]
     assert bags_of([marked, empty], feature) == bags_of(path, feature)
     refused("is empty", empty)
+
+
+def test_bytes_of_one_length_are_ids(tmp_path: Path) -> None:
+    """DuckDB, Iceberg and Postgres write UUIDs so. Their bytes look like lists now and then."""
+    random = np.random.default_rng(0)
+    uuids = [random.bytes(15) + b"," for _ in range(300)]
+    for kind in (pa.uuid(), pa.binary(16), pa.binary()):
+        column = pa.array([*uuids, *uuids[:2], None], kind if kind != pa.uuid() else pa.binary(16))
+        if kind == pa.uuid():
+            column = pa.ExtensionArray.from_storage(kind, column)
+        for log in (files(tmp_path, column), pa.table({"id": column})):
+            bags = bags_of(log, "id", id_mapping="vocabulary")
+            assert bags == [[row + 1] for row in range(300)] + [[1], [2], [301]]
+        lists = pa.LargeListArray.from_arrays([0, 2, 4], column[:4])
+        assert list(map(sorted, bags_of(files(tmp_path, lists), "id"))) == [[1, 2], [3, 4]]
+    coded = pa.array(uuids, pa.binary(16)).dictionary_encode()
+    assert bags_of(pa.table({"id": coded}), "id") == [[row + 1] for row in range(300)]
+
+
+def test_why_no_column_is_categorical() -> None:
+    refused(r"there are at \(it holds times\), label \(it is called label\)",
+            pa.table({"at": pa.array([1, 2], pa.timestamp("s")), "label": [0, 1]}))  # fmt: skip

@@ -62,6 +62,17 @@ def test_quiet_leaves_notes_out_and_errors_in() -> None:
     assert "9xh100" in invoke("-q", "topology", "9xh100").stderr
 
 
+def test_quiet_leaves_warnings_out(in_folder: Path) -> None:
+    days = [in_folder / f"{day}.csv" for day in range(2)]
+    days[0].write_text("label,user\n0,a\n1,b\n")
+    days[1].write_text("label,user\n0,a\n1,c\n")
+    succeed("profile", days[0], "-o", "first")
+    succeed("-q", "profile", days[1], "--like", "first", "-o", "later")
+    plan = ("plan", "--profile", "later", "--topology", "1xh100", "--solver", "greedy-size")
+    assert "unknown to the vocabularies" in succeed(*plan).stderr
+    assert succeed(*plan, "-q").stderr == ""
+
+
 def test_verbose_says_where_options_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLACER_TOPOLOGY_DRAM", "64GiB")
     said = succeed("-v", *MACHINE, "8xh100", "--hbm", "2GiB").stderr

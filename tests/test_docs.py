@@ -10,7 +10,7 @@ from docs_cases import LANGUAGES, PAGES, REPOSITORY, Shell, blocks_of
 SLOW = frozenset(
     {"README", "adapters", "calibration", "cli", "constraints", "cost-model", "data", "distributed"}
     | {"executor", "growing", "instances", "memory", "profile", "pytorch", "questions", "replan"}
-    | {"report", "reshard", "simulate", "solvers", "start", "sweep", "training"}
+    | {"report", "simulate", "solvers", "start", "sweep", "training"}
 )
 
 

@@ -29,7 +29,7 @@ from placer.files import (
     replacing_parts,
     write_text,
 )
-from placer.folders import HiddenFolder, exchange, new_folder
+from placer.folders import HiddenFolder, exchange
 
 STARTS = "import sys, time\nfrom pathlib import Path\n"
 
@@ -73,11 +73,6 @@ def test_a_full_disk_leaves_no_folder(tmp_path: Path) -> None:
             with pytest.raises(PlacerError, match=r"cannot write .*File too large"):
                 write_text(tmp_path / name, "a" * 1000)
         assert "File too large" in fail("-q", "profile", log, "-o", tmp_path / "profile")
-        with (
-            pytest.raises(PlacerError, match=r"cannot write .*File too large"),
-            new_folder(tmp_path / "one" / "shards") as folder,
-        ):
-            (folder / "shard").write_text("a" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert names_in(tmp_path) == ["log.csv"]
@@ -180,19 +175,15 @@ def test_a_second_run_is_told_who_the_first_is(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_another_writes_is_left_alone(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "shards") as first:
-        (first / "part").write_text("1")
-        with pytest.raises(PlacerError, match=r"another process is writing .*shards"):
-            HiddenFolder(tmp_path / "shards").begin()
-        assert (first / "part").exists()
-    assert (tmp_path / "shards" / "part").read_text() == "1"
-    assert names_in(tmp_path) == ["shards"]
-
-
-@pytest.mark.parametrize("path", ["", "."])
-def test_the_folder_where_we_are_is_no_new_one(path: str) -> None:
-    with pytest.raises(PlacerError, match="exists already"), new_folder(path):
-        raise AssertionError("it is not begun")
+    first = HiddenFolder(tmp_path / "step")
+    first.begin()
+    (first.partial / "part").write_text("1")
+    with pytest.raises(PlacerError, match=r"another process is writing .*step"):
+        HiddenFolder(tmp_path / "step").begin()
+    assert (first.partial / "part").exists()
+    first.publish()
+    assert (tmp_path / "step" / "part").read_text() == "1"
+    assert names_in(tmp_path) == ["step"]
 
 
 def test_a_folder_is_replaced_in_one_step(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_cases import STATE, checkpoint_of
 from cli_cases import fail, succeed
 from plan_cases import in_dram, in_hbm, plan_of
-from shard_cases import STATE, checkpoint_of
 
 from placer import Plan, Table
 from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
@@ -127,10 +127,10 @@ def test_a_run_goes_on_with_more_ids(tmp_path: Path) -> None:
 
     succeed(*train("old", "one", "a", "--steps", "8"))
     refused = fail(*train("new", "two", "a", "--resume", "--other-data"))
-    assert "placer reshard OLD NEW --grow --checkpoint" in refused
-    assert "placer reshard OLD NEW --grow" in fail("reshard", old, new)
-    made = succeed("reshard", old, new, "--grow", "--checkpoint", tmp_path / "a", "-o",
-                   tmp_path / "b", "--format", "json")  # fmt: skip
+    assert "placer grow OLD NEW --checkpoint" in refused
+    grow = ("grow", old, new, "--checkpoint", tmp_path / "a", "-o", tmp_path / "b")
+    made = succeed(*grow, "--format", "json")
+    assert "is there already" in fail(*grow)
     assert '"new_rows": ' in made.stdout
     was, now = (load(tmp_path / runs).tensors["embeddings"]["item.weight"] for runs in "ab")
     names = [placer_profile(tmp_path / day) for day in ("old", "new")]
@@ -139,13 +139,6 @@ def test_a_run_goes_on_with_more_ids(tmp_path: Path) -> None:
     for key in common:
         assert torch.equal(was[names[0][key]], now[names[1][key]])
     succeed(*train("new", "two", "b", "--resume", "--other-data", "--steps", "12"))
-
-    # Shards of the same.
-    succeed("export", old, "--to", "shards", "--checkpoint", tmp_path / "a", "-o", tmp_path / "s")
-    grow = ("reshard", old, new, "--grow", "--shards", tmp_path / "s", "-o", tmp_path / "t")
-    succeed(*grow)
-    assert "is there already" in fail(*grow)
-    assert (tmp_path / "t" / "shards.json").exists()
 
 
 def placer_profile(path: Path) -> dict[int, int]:

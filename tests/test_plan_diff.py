@@ -13,6 +13,7 @@ from placer import Plan, Table
 from placer.errors import PlanError
 from placer.plan.diff import Home, PlanDiff, diff
 from placer.plan.fields import RowOrder, SolverRecord
+from placer.plan.migration import migration
 from placer.report.moves import diff_report
 
 TABLE = Table("t", 100, 8, optimizer="sgd")
@@ -196,7 +197,9 @@ def test_report() -> None:
     new = plan_of(TABLE, in_dram("t", (0, 100, 1), (0, 8)))
     new = replace(new, solver=SolverRecord(step_time_s=1e-3))
     shown = diff_report(diff(old, new)).to_json()
-    assert shown["moved_bytes"] == 3200
+    assert (shown["moved_bytes"], shown["kept_bytes"]) == (3200, 0)
+    assert shown["migration_s"] == migration(diff(old, new)).seconds > 0
+    assert shown["waits_for"] == migration(diff(old, new)).waits_for
     assert (shown["old_step_time_s"], shown["new_step_time_s"]) == (2e-3, 1e-3)
     assert [row["moved_bytes"] for row in shown["tables"]] == [3200]
     assert shown["moves"][0]["from"] == "gpu:0 hbm"
@@ -204,3 +207,11 @@ def test_report() -> None:
     assert shown["kinds"] == [
         {"kind": "HBM to DRAM", "cells": 800, "cells_share": 1.0, "moved_bytes": 3200}
     ]
+
+
+def test_rows_of_a_host_without_a_link_take_no_known_time() -> None:
+    old = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8), "gpu:1"), topology=machine(1, 2))
+    new = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8)), topology=machine(1, 1))
+    report = diff_report(diff(old, new))
+    assert (report.facts["moved_bytes"], report.facts["migration_s"]) == (3200, None)
+    assert "no network link joins the hosts" in report.headline[1]

@@ -18,7 +18,7 @@ from placer.profile.table_profile import FeatureCounts, RowCounts
 from placer.storage.checkpoint import save_tables
 from placer.storage.manifest import Checkpoint, Position
 from placer.storage.serving import load_read_only
-from placer.storage.shards import write_shards
+from placer.storage.table_files import write_tables
 
 ONE = Topology.parse("1xh100")
 
@@ -103,11 +103,12 @@ def test_a_server_has_the_trained_rows_and_the_hit_rate(tmp_path: Path) -> None:
     assert rates.hbm_hit_rate == pytest.approx(0.8, abs=0.05)
 
     weights = {"embeddings": {"t.weight": applied.tables["t"].weight()}}
-    write_shards(plan, Checkpoint(Position(step=3), {}, weights), tmp_path / "shards")
-    again = load_read_only(plan, tmp_path / "shards", backend="torch")
+    file = tmp_path / "tables.safetensors"
+    write_tables(plan, Checkpoint(Position(step=3), {}, weights), file)
+    again = load_read_only(plan, file, backend="torch")
     assert torch.equal(again(BagBatch.from_features(bags, ("t",)))["t"], pooled)
     other = serving_plan(Profile((counted("u", [3, 2, 1]),)), ONE, 0.5)
     with pytest.raises(CheckpointError, match=r"tables.u.weight is missing"):
         load_read_only(other, tmp_path / "tables")
     with pytest.raises(CheckpointError, match=r"tables.u.weight is missing"):
-        load_read_only(other, tmp_path / "shards")
+        load_read_only(other, file)

@@ -36,6 +36,7 @@ from solvers import SOLVERS, Limits, Solver, SolveResult, solve, solver
 from solvers.bounds.feasibility import impossible
 from solvers.model.instance import Instance
 from solvers.registry import GONE
+from solvers.strategies import _stages
 
 GAP = 2e-2
 TIME_LIMIT_S = 0.7
@@ -477,6 +478,15 @@ def test_a_time_limit_that_is_already_over(name: str) -> None:
     assert result.plan is not None
     assert result.termination.limit == "time"
     verify(result.plan)
+
+
+def test_too_little_time_to_prove_more_counts_as_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_stages, "_LEAST_S", np.inf)
+    result = solve(PROBLEMS["tight"](), "ilp", time_limit_s=600)
+    assert result.termination.reason == "feasible"
+    assert result.termination.limit == "time"
 
 
 @pytest.mark.slow

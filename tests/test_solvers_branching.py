@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import plan_cases
 import pytest
-from fast_and_full import mostly_slow
+from fast_and_full import fewer, mostly_slow
 from problem_cases import problem_of, unequal_machine, zipf_table
 
 from cost_models import Roofline
@@ -68,7 +68,7 @@ def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
     search = searched(first, price)
     assert search.roots
     f, most, told_apart = search.formulation, search.limit, 0
-    for table in range(first.instance.tables):
+    for table in range(fewer(first.instance.tables, 2)):
         for layout in nodes.layouts_of(f, search.roots[0], table)[:6]:
             cut = nodes.within_layouts(f, search.roots[0], table, [layout])
             found = relaxed(f, cut, most, 60.0, rounds=8)
@@ -106,6 +106,8 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     assert again.roots is before.roots
     assert again.bound_s <= before.best.step_time_s
     assert again.programs == 0
+    further = searched(before.best, price, BranchingParams(), before=before)
+    assert searched(further.best, price, before=further).bound_s == further.bound_s > again.bound_s
     # What began with a faster plan has left out options that a slower one may have.
     narrow = searched(before.best, price)
     wider = searched(first, price, before=narrow)
@@ -293,6 +295,18 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
     decided = searched(first, search.lagrangian.price_s_per_byte)
     assert decided.roots
     assert any(part.sides for part in decided.roots)
+    f = decided.formulation
+    for part in decided.roots:
+        for table, sides in part.sides.items():
+            mine = part.options[f.table_of[part.options] == table].tolist()
+            shards = [f.layouts[option].shards for option in mine]
+            # One GPU or server has one shard of a table, so both sides need two.
+            assert min(shards) >= all(sides) * 2
+            assert max(shards) <= 2 * (1 + all(sides))
+        # What is decided is not decided again, however far a relaxation is from it.
+        every = dict.fromkeys(range(instance.tables), (True, False))
+        split = replace(part, sides=every, undecided=np.full(instance.tables, 0.25))
+        assert decided._branches(0.0).by_side(split) is None
     monkeypatch.setattr(Branches, "by_side", lambda *_: None)
     open_ = searched(first, search.lagrangian.price_s_per_byte)
     assert open_.bound_s * 1.02 < decided.bound_s <= first.step_time_s

@@ -71,7 +71,7 @@ def driven(seed: int, *, served: bool = False) -> Problem:
 
 @pytest.mark.usefixtures("few_shares")
 @pytest.mark.parametrize(
-    "seed", mostly_slow([3, 5, 6, 8, 9, 16, 17, 26, 28, 31, 34, 44, 54, 222], 6, 26, 222)
+    "seed", mostly_slow([3, 5, 6, 8, 9, 16, 17, 26, 28, 31, 34, 44, 54, 222], 6, 222)
 )
 def test_plans_on_drives_against_the_best_of_all(seed: int) -> None:
     """On 222, drives of hosts differ, and are slower than what the bound takes for all of them."""
@@ -310,6 +310,28 @@ def test_a_plan_is_not_lost_for_one_that_drives_have_no_room_for() -> None:
     topology = sized(topology, {"gpu:0": 163, "gpu:1": 5233})
     problem = Problem(profile, topology, 7, pipeline="serial")
     assert solve(problem, "auto", max_steps=25, threads=1).plan is not None
+
+
+@pytest.mark.parametrize("widths", [(), ("bfloat16",)])
+@pytest.mark.parametrize("drive_bytes", [0, 57_000])
+def test_rows_that_nothing_reads_fill_memories_too(
+    widths: tuple[ColdDType, ...], drive_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Narrow rows take more bytes in HBM, and all rows are more than a drive holds.
+
+    CP-SAT found a plan, too, if it had a minute.
+    """
+    monkeypatch.setattr("solvers.strategies._search.fit", lambda *_: pytest.fail("no room found"))
+    table = Table("t", 1000, 30, "float32", "sgd", (Feature("t", 2.5, 0.0),))
+    topology = machine(2, 2, hbm_bytes=1 << 16, dram_bytes=7000)
+    drive = Drive(drive_bytes) if drive_bytes else None
+    hosts = tuple(replace(host, drive=drive) for host in topology.hosts)
+    problem = problem_of(
+        TableProfile(table, AccessCdf.zipf(1000, 1.3)), topology=replace(topology, hosts=hosts)
+    )
+    result = solve(replace(problem, widths=widths), "greedy-cost", max_steps=0)
+    assert result.plan is not None
+    assert violations(result.plan) == []
 
 
 @pytest.mark.parametrize(("skew", "other_skew"), [(1.0, 2.0), (2.0, 8.0)])

@@ -1,5 +1,7 @@
 """Tables that are sharded anew: ways to do so are rated together."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from plan_cases import machine
@@ -7,7 +9,8 @@ from problem_cases import problem_of, unequal_machine, zipf_table
 from test_solvers import with_hbm
 
 from cost_models import Roofline
-from placer import Topology
+from placer import AccessCdf, Feature, Table, TableProfile, Topology
+from solvers import solve
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance
 from solvers.search.construction import construct
@@ -46,3 +49,16 @@ def test_ways_to_shard_a_table_are_rated_together_as_one_by_one(topology: Topolo
             checked += 1
     assert checked > 50
     assert assignment.shards == kept
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_a_shard_leaves_is_never_less_than_nothing() -> None:
+    """A power that rounding had made negative was no number, with a warning."""
+    topology = Topology.parse("2xt4+2xcpu", hbm=1_051_501, dram="1GiB")
+    unread = Table("t0", 2, 6, "float16", "adam", (Feature("t0", 1.0, 0.0),))
+    read = Table("t1", 6, 129, "bfloat16", "adam", (Feature("t1", 20.0, 0.5, "mean"),))
+    counts = (unread, [5, 3]), (read, [7, 3, 1, 1, 0, 0])
+    tables = (TableProfile(one, AccessCdf.from_counts(of)) for one, of in counts)
+    problem = problem_of(*tables, topology=topology, batch_size=8192)
+    problem = replace(problem, widths=("float16",), exchange_dtype="bfloat16")
+    assert solve(problem, "greedy-cost", max_steps=5, threads=1).plan is not None

@@ -609,5 +609,5 @@ def test_budgets_and_bad_usage() -> None:
     assert wrong.exit_code == 2
     assert "no placement is called 'moon'" in wrong.stderr
     assert "nothing called 'x' can be varied" in misuse("sweep", "--vary", "x=1")
-    assert "named more than once" in fail(*COMMAND, "--platform", "zion,zion")
+    assert "named more than once" in misuse(*COMMAND, "--platform", "zion,zion")
     assert "placer sweep --platform" in invoke("sweep", "--help").output

@@ -17,9 +17,9 @@ from cost_models.sweep.models_and_machines import (
     with_overrides,
 )
 from cost_models.sweep.placements import PLACEMENTS, Placement
-from cost_models.sweep.run import PARAMETER_SERVERS, Point, Sweep, sweep
+from cost_models.sweep.run import PARAMETER_SERVERS, Point, Sweep, distinct, sweep
 
 __all__ = [
     "AXES", "DEFAULT_AXES", "MODELS", "PARAMETER_SERVERS", "PLACEMENTS", "Placement", "Platform",
-    "Point", "Setting", "Sweep", "axis_values", "platform", "sweep", "with_overrides",
+    "Point", "Setting", "Sweep", "axis_values", "distinct", "platform", "sweep", "with_overrides",
 ]  # fmt: skip

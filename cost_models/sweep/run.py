@@ -291,6 +291,14 @@ class Sweep:
         return tuple(possible)
 
 
+def distinct(platforms: Sequence[Platform]) -> Sequence[Platform]:
+    """Return the platforms. Raises ProblemError if two have one name."""
+    names = [platform.name for platform in platforms]
+    if len(set(names)) < len(names):
+        raise ProblemError(f"platforms are named more than once: {', '.join(names)}")
+    return platforms
+
+
 def sweep(
     platforms: Sequence[Platform],
     axes: Mapping[str, Sequence[float]],
@@ -334,9 +342,7 @@ def sweep(
             raise ProblemError(f"no placement is called {name!r}; choose from {known}")
     if not platforms or not axes or not placements:
         raise ProblemError("a sweep needs a platform, a placement and an axis to vary")
-    names = [platform.name for platform in platforms]
-    if len(set(names)) < len(names):
-        raise ProblemError(f"platforms are named more than once: {', '.join(names)}")
+    distinct(platforms)
     base = base or Setting()
     todo = [(one, *case) for one in platforms for case in cases(base, axes, grid=grid)]
     embeddings = Embeddings(cost_model)

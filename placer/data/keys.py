@@ -54,7 +54,7 @@ def is_text(kind: pa.DataType) -> bool:
     """Return whether ids of this Arrow type, or of a list of it, are texts."""
     if is_list(kind) or pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
-    return kind in _TEXTS
+    return kind in _TEXTS or pa.types.is_fixed_size_binary(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:

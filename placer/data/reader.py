@@ -37,6 +37,8 @@ _FLAGS = {
     "nulls": "--null",
 }
 """Fields of a layout that a format may ignore, and the options that set them."""
+_MOST_PACKED_EMPTY = 512
+"""Compressed files from this size on, in bytes, hold something, whatever their names."""
 _MOST_HINTS = 3
 
 
@@ -60,6 +62,9 @@ def open_log(
     progress: Progress | None = None,
 ) -> EncodedLog:
     """Open a log whose ids are mapped to rows of tables.
+
+    Raises DataError if a file is missing, empty or unreadable, or lacks a column, or an option is
+    invalid.
 
     Parameters
     ----------
@@ -96,11 +101,6 @@ def open_log(
         The encoding of a profile; it replaces all options above except `format` and `layout`.
     progress
         Called during the pass for a vocabulary with samples read, and all samples or None.
-
-    Raises
-    ------
-    DataError
-        If a file is missing, empty or unreadable, or lacks a column, or an option is invalid.
     """
     if encoding is not None:
         layout = layout or encoding.layout
@@ -139,7 +139,7 @@ def open_source(
     metadata: list[str] = []
     files = find(paths, metadata)
     before = states(files)
-    full = [file for file in files if file not in before or before[file][1]]
+    full = [file for file in files if file not in before or _holds_bytes(file, before[file][1])]
     if not full:
         raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
     kind = format or _format_of(full, layout)
@@ -162,6 +162,11 @@ def open_source(
         )
     source.before, source.notes = before, (*notes, *source.notes)
     return source
+
+
+def _holds_bytes(file: str, size_bytes: int) -> bool:
+    """Return whether a file holds anything: one that is compressed may unpack to nothing."""
+    return size_bytes >= _MOST_PACKED_EMPTY or (size_bytes > 0 and bool(head(file, 1)))
 
 
 def _decisions(columns: Columns) -> list[str]:

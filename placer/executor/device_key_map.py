@@ -81,25 +81,13 @@ class Given(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceCopy:
-    """A device's copy of key maps.
+    """A device's copy of key maps."""
 
-    Attributes
-    ----------
-    slots : int32
-    keys : int64, by row
-    last : int32, by row
-        The last step that read the row; −1 without a key.
-    reads : uint8, by row
-        Number of steps that read the row.
-    step : int32
-        The number of the last step, by map.
-    """
-
-    slots: Tensor
-    keys: Tensor
-    last: Tensor
-    reads: Tensor
-    step: Tensor
+    slots: Tensor  # Int32.
+    keys: Tensor  # Int64, by row.
+    last: Tensor  # Int32, by row: the last step that read the row; −1 without a key.
+    reads: Tensor  # Uint8, by row: number of steps that read the row.
+    step: Tensor  # Int32: the number of the last step, by map.
 
     def part(self, slots: slice, rows: slice, number: int) -> "DeviceCopy":
         """Return views of one map's part."""
@@ -129,11 +117,7 @@ class DeviceKeyMap(KeyMap):
 
     The host asks for the reads of a row only if an eviction or expiry rule needs them.
 
-    Parameters
-    ----------
-    growing : Growing
-    copy : DeviceCopy
-        The views of this map.
+    `copy`: the views of this map.
     """
 
     def __init__(self, growing: Growing, copy: DeviceCopy) -> None:

@@ -53,13 +53,7 @@ class DeviceKeys(GrowingKeys):
     The host waits for the device once a step, to get the lookups without a row. It waits again, for
     all tables together, if rows may have to be taken back.
 
-    Parameters
-    ----------
-    growing, tables, seed
-        See `GrowingKeys`.
-    device : torch.device
-    run : callable
-        Launches kernels: `TritonBackend.run`.
+    `growing`, `tables`, `seed`: see `GrowingKeys`. `run`: launches kernels: `TritonBackend.run`.
     """
 
     def __init__(

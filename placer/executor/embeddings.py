@@ -218,10 +218,8 @@ class Embeddings(nn.Module, ABC):
 
         For tables that grow, call `load_state_dict` first: it says which row each key has.
 
-        Raises
-        ------
-        CheckpointError
-            If a table's state is missing or has another shape. Then nothing has changed.
+        Raises CheckpointError if a table's state is missing or has another shape. Then nothing has
+        changed.
         """
         earlier = self.keys.earlier
         saved = {name: rows for name, (rows, _) in earlier.items() if name in self.optimizers}

@@ -20,43 +20,24 @@ from placer.tables import Table
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class KeyStep:
-    """A step of the key maps, open until its rows are updated or nothing refers to it.
-
-    Attributes
-    ----------
-    number : int
-    open_before : int
-        Number of steps from the oldest open step to this one, closed steps included.
-    """
+    """A step of the key maps, open until its rows are updated or nothing refers to it."""
 
     number: int
+    # Number of steps from the oldest open step to this one, closed steps included.
     open_before: int
 
 
 class GrowingKeys:
     """The key maps of one process's growing tables.
 
-    Parameters
-    ----------
-    growing : mapping of table name to Growing
-    tables : mapping of table name to Table
-    seed : int or None
-        Seed of the weights of reset rows; None sets them to zero.
-    part, parts : int
-        The part of each table's keys in this process, and the number of parts.
+    Raises PlanMismatchError if a table is unknown, or its number of rows does not fit its capacity.
 
-    Attributes
-    ----------
-    in_batches : bool
-        Whether batches hold keys; otherwise the caller has replaced keys by `rows_of`.
-    earlier : dict of table name to (int, int64 array)
-        For tables whose loaded state had another capacity: the number of rows there, and the row
-        there of each row here, or −1.
+    `seed`: seed of the weights of reset rows; None sets them to zero. `part`, `parts`: the part of
+    each table's keys in this process, and the number of parts.
 
-    Raises
-    ------
-    PlanMismatchError
-        If a table is unknown, or its number of rows does not fit its capacity.
+    `in_batches`: whether batches hold keys; otherwise the caller has replaced keys by `rows_of`.
+    `earlier`: for tables whose loaded state had another capacity: the number of rows there, and the
+    row there of each row here, or −1.
     """
 
     def __init__(

@@ -24,21 +24,11 @@ _NEAR = 4
 
 @dataclass(frozen=True, slots=True)
 class TableTensor:
-    """A table's ``weight``, or one of its optimizer's tensors.
-
-    Attributes
-    ----------
-    table : Table
-    name : str
-        ``weight``, or one of `placer.tables.OPTIMIZER_STATE`.
-    shape : tuple of int
-        (rows, dim), or (rows,) for state with one number per row.
-    dtype : torch.dtype
-    """
+    """A table's ``weight``, or one of its optimizer's tensors."""
 
     table: Table
-    name: str
-    shape: tuple[int, ...]
+    name: str  # ``weight``, or one of `placer.tables.OPTIMIZER_STATE`.
+    shape: tuple[int, ...]  # (rows, dim), or (rows,) for state with one number per row.
     dtype: torch.dtype
 
     @property
@@ -83,16 +73,9 @@ class IdRange:
 class IdOrder(ABC):
     """Reads and writes tables by id, under any plan, in one process or in many.
 
-    Attributes
-    ----------
-    plan : Plan
-    optimizers : mapping of table name to optimizer
-    counts_updates : bool
-        Whether results depend on the number of updates.
-    rank, world : int
-        This process's number, and the number of processes that share the tables.
-    group : torch.distributed.ProcessGroup or None
-        The processes that share the tables; None for one process.
+    - `counts_updates`: whether results depend on the number of updates.
+    - `rank`, `world`: this process's number, and the number of processes that share the tables.
+    - `group`: the processes that share the tables; None for one process.
     """
 
     rank, world = 0, 1
@@ -150,10 +133,8 @@ class IdOrder(ABC):
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
         """Return the rows that this process requests, on the host. All processes must call this.
 
-        Parameters
-        ----------
-        requests : sequence of IdRange or None, length world
-            The request of each process; every process must pass the same sequence.
+        `requests`, sequence of IdRange or None, length world: the request of each process; every
+        process must pass the same sequence.
         """
 
     @abstractmethod
@@ -185,10 +166,7 @@ class IdOrder(ABC):
     def start_rows(self, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Overwrite the weights of some rows of tables, and set their optimizer state to zero.
 
-        Parameters
-        ----------
-        weights : mapping of table name to (ids, weights)
-            Distinct ids, shape (rows,), and weights, shape (rows, dim), on the host.
+        `weights`: distinct ids, shape (rows,), and weights, shape (rows, dim), on the host.
         """
         self.synchronize()
         for name, (ids, values) in weights.items():
@@ -225,14 +203,9 @@ def rows_from(
 ) -> ReadRows:
     """Return a function that reads a tensor whose rows come from an earlier tensor or are new.
 
-    Parameters
-    ----------
-    before : callable or None
-        Reads rows ``start..stop`` of the earlier tensor; None if there was none.
-    earlier : int64 array, shape (rows,)
-        The earlier row of each row, negative for new rows.
-    seed : int or None
-        Draws the weights of new rows, as for a new table. None leaves them zero.
+    - `before`: reads rows ``start..stop`` of the earlier tensor; None if there was none.
+    - `earlier`, int64 array, shape (rows,): the earlier row of each row, negative for new rows.
+    - `seed`: draws the weights of new rows, as for a new table. None leaves them zero.
     """
     place_of_new = np.cumsum(earlier < 0) - 1
 

@@ -11,8 +11,6 @@ from placer.growing.options import Int
 def parts_of(keys: Int, parts: int) -> Int:
     """Return the part of each key, by a hash: the number of the key map that has the key.
 
-    Examples
-    --------
     >>> parts_of(np.array([8, 16, 24, -1]), 4)
     array([2, 3, 3, 1])
     """

@@ -52,19 +52,15 @@ class KeyMap:
     Several maps can share a table. Each map reads only the keys of its part, and gives them the
     rows ``1 + part``, ``1 + part + parts``, … in this order.
 
+    Raises BackendError if Numba is not installed. Raises PlanMismatchError if there are fewer rows
+    than maps.
+
     Parameters
     ----------
     growing : Growing
         Options of the whole table.
     part, parts : int
         Number of this map, and number of maps; see `parts_of`.
-
-    Raises
-    ------
-    BackendError
-        If Numba is not installed.
-    PlanMismatchError
-        If there are fewer rows than maps.
 
     Examples
     --------
@@ -220,8 +216,6 @@ class KeyMap:
     def of(cls, growing: Growing, keys: Int, rows: Int) -> "KeyMap":
         """Make a map that finds these keys in these rows, and gives no rows to other keys.
 
-        Examples
-        --------
         >>> found = KeyMap.of(Growing(capacity=9), keys=np.array([-5, 8]), rows=np.array([4, 2]))
         >>> found.find(np.array([8, 7, -5]))
         array([2, 0, 4])
@@ -240,8 +234,6 @@ class KeyMap:
         smaller map keeps the keys that eviction would take last. Keys keep their rows if the new
         table has these rows.
 
-        Examples
-        --------
         >>> keys = KeyMap(Growing(3))
         >>> for read in ([7, 8, 9], [9, 8]):
         ...     _ = keys.read(np.array(read))
@@ -332,11 +324,8 @@ class KeyMap:
         continue exactly. Otherwise eviction starts again from the first row, and the first map has
         the counters of all maps.
 
-        Raises
-        ------
-        CheckpointError
-            If the state is of a table with another capacity or admission, or damaged; or if a map
-            would have no row.
+        Raises CheckpointError if the state is of a table with another capacity or admission, or
+        damaged; or if a map would have no row.
         """
         kernels = self._kernels
         rows, counts, sketch = (np.ascontiguousarray(state[name], np.int64) for name in self.STATE)

@@ -80,6 +80,8 @@ def working_sets(
     Hit rates are exact: a `KeyMap` of each capacity reads the log. This takes about half a
     microsecond per lookup. They mean little for a log with shuffled samples.
 
+    Raises DataError if `window` is less than 1, or the log cannot be read.
+
     Parameters
     ----------
     log : Log
@@ -93,11 +95,6 @@ def working_sets(
     batch_size : int
         Samples of a step. Rows that a step reads keep their ids until the next step has ended. By
         default 8,192, or a tenth of the window if that is less. A window's end also ends a step.
-
-    Raises
-    ------
-    DataError
-        If `window` is less than 1, or the log cannot be read.
     """
     if window < 1:
         raise DataError(f"a window has at least one sample, not {window}")

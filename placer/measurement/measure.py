@@ -53,15 +53,12 @@ def measure_plan(
 
     For several plans, one `Measurer` is faster.
 
+    Raises BackendError if the backend is not available, or a rank fails.
+
     Parameters
     ----------
     batch_size : int, optional
         Samples per rank; by default the plan's.
-
-    Raises
-    ------
-    BackendError
-        If the backend is not available, or a rank fails.
     """
     with Measurer(Setting(backend, device, ranks, threads)) as measurer:
         return measurer.measure(plan, profile, batch_size, seed=seed, effort=effort)

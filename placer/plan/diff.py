@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from placer.errors import PlanError, PlanMismatchError
+from placer.errors import PlanError
 from placer.plan.fields import Memory, Shard
 from placer.plan.memory import drive_of, home_of
 from placer.plan.plan import Plan, Ranks, distinct
@@ -126,25 +126,6 @@ class PlanDiff:
             for move in (*table.kept, *table.moves)
             if move.target is not None and not move.moved_bytes
         )
-
-    @cached_property
-    def dropped_tables(self) -> tuple[str, ...]:
-        """Tables of the older plan that the newer one lacks."""
-        return tuple(table.table for table in self.tables if table.status == "removed")
-
-    def check_rows(self) -> None:
-        """Raise PlanMismatchError unless the older plan has rows for all newer tables."""
-        words = {"added": "is new", "reshaped": "has another shape: "}
-        faults = [
-            f"table {one.table!r} {words[one.status]}{one.detail}"
-            for one in self.tables
-            if one.status in words
-        ]
-        if faults:
-            raise PlanMismatchError(
-                f"there are no rows for the newer plan: {'; '.join(faults)}; `placer "
-                "reshard OLD NEW --grow` draws new rows, and carries the others over by their ids"
-            )
 
 
 def diff(old: Plan, new: Plan) -> PlanDiff:

@@ -22,6 +22,9 @@ def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
     cache begins with these rows, and replaces them as requests drift. A table that fits in the
     cache whole is only in HBM. The plan has no room for optimizer state.
 
+    Raises ProblemError if the hit rate is outside 0..1, or there are several GPUs. Raises
+    CapacityError if the cache is larger than HBM, or the tables are larger than the host's memory.
+
     Parameters
     ----------
     profile : Profile
@@ -30,13 +33,6 @@ def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
         One GPU and its host. Make one plan for each GPU that serves.
     hit_rate : float
         Share of lookups, 0 to 1, that HBM should serve.
-
-    Raises
-    ------
-    ProblemError
-        If the hit rate is outside 0..1, or there are several GPUs.
-    CapacityError
-        If the cache is larger than HBM, or the tables are larger than the host's memory.
 
     Examples
     --------

@@ -39,6 +39,9 @@ def profile_counts(
 
     docs/profile.md shows the SQL for them. Memory grows with the rows read, not with the log.
 
+    Raises DataError if a file or column is missing, an id is out of range, or the features' lookups
+    do not add up to a table's counts.
+
     Parameters
     ----------
     paths : path or sequence of paths
@@ -54,12 +57,6 @@ def profile_counts(
         than samples.
     sampling : float
         Share of the log that was counted.
-
-    Raises
-    ------
-    DataError
-        If a file or column is missing, an id is out of range, or the features' lookups do not
-        add up to a table's counts.
     """
     if samples < 1:
         raise DataError(f"samples must be at least 1, not {samples}; it sets the pooling factors")

@@ -80,18 +80,15 @@ def capacity_for(profile: TableProfile, hit_rate: float) -> int:
 
     It is never smaller than the smallest measured capacity.
 
+    Raises ProblemError if no capacity reaches it, because too many lookups read an id for the first
+    time; or if the profile has no hit rates.
+
     Parameters
     ----------
     profile : TableProfile
         Profile with hit rates, as ``placer profile --window`` measures them.
     hit_rate : float
         Hit rate, above 0 and at most 1.
-
-    Raises
-    ------
-    ProblemError
-        If no capacity reaches it, because too many lookups read an id for the first time; or if
-        the profile has no hit rates.
 
     Examples
     --------

@@ -102,8 +102,6 @@ def profile_batches(
 
     `CountedLoader` explains the parameters; `options` are those of `CountedLoader.profile`.
 
-    Examples
-    --------
     >>> profile = profile_batches([{"user": np.array([0, 2, 2])}], tables={"user": 3})
     >>> profile["user"].counts.hottest().tolist()
     [2, 0]

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from placer.report.inputs import workloads_report as workloads_report
     from placer.report.moves import diff_report as diff_report
     from placer.report.moves import grown_report as grown_report
-    from placer.report.moves import reshard_report as reshard_report
     from placer.report.section import Column as Column
     from placer.report.section import Report as Report
     from placer.report.section import Section as Section

@@ -46,7 +46,7 @@ def print_seconds(seconds: float) -> None:
 
 def print_stderr(text: str, style: str = "dim") -> None:
     """Print a line on stderr unchanged: without wrapping, markup or emoji codes."""
-    if _quiet and style == "dim":
+    if _quiet and style != "red":  # Errors are red.
         return
     console = Console(stderr=True, highlight=False, emoji=False)
     console.print(plain(text), style=style, markup=False, soft_wrap=True)

@@ -1,19 +1,19 @@
-"""Reports of `placer diff` and `placer reshard`: rows that move to another plan, or stay."""
+"""Reports of `placer diff` and `placer grow`: rows that move to another plan, or stay."""
 
-from collections import Counter, defaultdict
+import contextlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
 from placer.plan.diff import Move, PlanDiff, TableDiff
-from placer.plan.migration import migration
+from placer.plan.migration import Migration, migration
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, columns, grouped, table_of
 from placer.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:  # They import torch, and every command imports this.
-    from placer.storage.shards import Resharded
+if TYPE_CHECKING:  # It imports torch, and every command imports this.
     from placer.training.growing import Grown
 
 MOST_ROWS = 20
@@ -25,6 +25,9 @@ def diff_report(diff: PlanDiff) -> Report:
     old, new = diff.old, diff.new
     share = diff.changed_cells / diff.compared_cells if diff.compared_cells else 0.0
     statuses = Counter(table.status for table in diff.tables)
+    way = None
+    with contextlib.suppress(TopologyError):  # No link joins the hosts: rows move in files only.
+        way = migration(diff)
     facts: Row = {
         "old_topology": old.topology.name,
         "new_topology": new.topology.name,
@@ -38,6 +41,9 @@ def diff_report(diff: PlanDiff) -> Report:
         "changed_cells": diff.changed_cells,
         "changed_share": share,
         "moved_bytes": diff.moved_bytes,
+        "kept_bytes": diff.kept_bytes,
+        "migration_s": None if way is None else way.seconds,
+        "waits_for": None if way is None else way.waits_for,
         **{f"{status}_tables": count for status, count in sorted(statuses.items())},
     }
     words = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
@@ -46,6 +52,7 @@ def diff_report(diff: PlanDiff) -> Report:
     headline = (
         f"{form.share(share)} of rows × columns get another device or tier; "
         f"{format_bytes(diff.moved_bytes)} to move, optimizer state included",
+        f"{format_bytes(diff.kept_bytes)} stay in their memory; {_time(way)}",
         f"tables: {words}",
         f"step time {old_s} → {new_s}, as the plans record",
     )
@@ -90,6 +97,13 @@ def changed_share(table: TableDiff) -> float:
     return table.changed_cells / table.cells if table.cells else 0.0
 
 
+def _time(way: Migration | None) -> str:
+    if way is None:
+        return "the others move in files, as no network link joins the hosts"
+    waits = f", waiting for {way.waits_for}" if way.waits_for else ""
+    return f"moving takes {format_seconds(way.seconds)} over the machine's links{waits}"
+
+
 def _kind(move: Move) -> str:
     return move.kind
 
@@ -129,64 +143,8 @@ def _moves(moves: Iterable[Move]) -> Section:
 _ENDS = Column("from", "from"), Column("to", "to"), Column("kind", "kind", spare=True)
 
 
-def reshard_report(difference: PlanDiff, files: "Resharded | None" = None) -> Report:
-    """Report the bytes that move by device, and the files that were written, if any."""
-    try:
-        way = migration(difference)
-        waits = f", waiting for {way.waits_for}" if way.waits_for else ""
-        time = f": {format_seconds(way.seconds)} over the machine's links{waits}"
-    except TopologyError:  # No link joins the hosts, so rows move in files only.
-        way, time = None, ", between hosts that no network link joins"
-    facts: dict[str, Any] = {
-        "kept_bytes": difference.kept_bytes,
-        "moved_bytes": difference.moved_bytes,
-        "migration_s": None if way is None else way.seconds,
-        "waits_for": None if way is None else way.waits_for,
-        "dropped_tables": list(difference.dropped_tables),
-    }
-    headline = [
-        f"{format_bytes(difference.kept_bytes)} stay in the memory that they are in, "
-        f"{format_bytes(difference.moved_bytes)} move{time}"
-    ]
-    if files is not None:
-        names = "kept_files", "written_files", "kept_file_bytes", "written_file_bytes"
-        facts |= form.attributes(files, *names)
-        headline.append(
-            f"files: {files.kept_files} kept, {files.written_files} written; "
-            f"{format_bytes(files.written_file_bytes)} written to disk, "
-            f"{format_bytes(files.kept_file_bytes)} not"
-        )
-    if difference.dropped_tables:
-        headline.append(f"dropped, not in the new plan: {', '.join(difference.dropped_tables)}")
-    title = "What resharding would move" if files is None else "Resharded"
-    return Report(title, (_by_device(difference),), facts, tuple(headline))
-
-
 def grown_report(tables: "Iterable[Grown]") -> Report:
     """Report for each table how many rows were kept, are new, or were dropped."""
     kinds = columns(table="table", kept_rows="kept", new_rows="new", dropped_rows="dropped")
     section = table_of(map(asdict, tables), "tables", "Rows by table", *kinds)
     return Report("Tables with other rows", (section,), {}, ())
-
-
-def _by_device(difference: PlanDiff) -> Section:
-    totals: dict[tuple[str, str, str], list[Any]] = defaultdict(lambda: [set(), 0, 0])
-    for table in difference.tables:
-        for move in (*table.kept, *table.moves):
-            if move.target is not None:
-                total = totals[str(move.source), str(move.target), move.kind]
-                total[0].add(table.table)
-                total[1] += move.size_bytes - move.moved_bytes
-                total[2] += move.moved_bytes
-    rows = [(*ends, len(names), kept, moved) for ends, (names, kept, moved) in totals.items()]
-    rows.sort(key=lambda row: (-row[5], -row[4], *row[:2]))
-    return table_of(
-        rows,
-        "transfers",
-        "Rows by device",
-        *_ENDS,
-        Column("tables", "tables", form.count),
-        *columns(kept_bytes="kept", moved_bytes="moved"),
-        shown=MOST_ROWS,
-        order="most moved bytes first",
-    )

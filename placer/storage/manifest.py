@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from placer.data.files.opening import FileIdentity
 from placer.errors import CheckpointError
-from placer.files import SEAL, HashedFile, sealed, sha256_file
+from placer.files import SEAL, FileRecord, HashedFile, sealed, sha256_file
 from placer.growing.options import Growing
 from placer.read_files import LimitError, read_json
 from placer.tables import Table
@@ -18,50 +19,60 @@ if TYPE_CHECKING:
     from placer.storage.tensor_rows import AnyTensor
 
 
+FORMAT_VERSION = 2
+MANIFEST = "checkpoint.json"
+
+
 class Strict(BaseModel):
     """A JSON object with exactly these keys, and with values of exactly these types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+class RunData(Strict):
+    """What identifies a log. Checkpoints of earlier versions lack it."""
+
+    log: list[FileIdentity] = Field(default=[])
+    ids_sha256: dict[str, str] = Field(default={})
+
+
 class Manifest(Strict):
-    """The keys of all manifests: the format's version, and the SHA-256 of all other keys."""
+    """The content of ``checkpoint.json``. `sha256` is of all other keys."""
 
     format_version: int
+    step: int
+    epoch: int
+    samples: int
+    settings: dict[str, Any]
+    data: RunData = RunData()
+    files: dict[str, FileRecord]
     sha256: str = ""
 
 
-M = TypeVar("M", bound=Manifest)
-
-
-def write_manifest(path: Path, body: Mapping[str, Any], end: str = "") -> None:
-    """Write a manifest: its keys and then their SHA-256. Raises OSError on failure."""
-    text = json.dumps(sealed(body), indent=1)
-    file = HashedFile(path)
-    file.write((text + end).encode())
+def write_manifest(folder: Path, body: Mapping[str, Any]) -> None:
+    """Write a checkpoint's manifest: its keys and then their SHA-256. Raises OSError on failure."""
+    file = HashedFile(folder / MANIFEST)
+    file.write(json.dumps(sealed({"format_version": FORMAT_VERSION, **body}), indent=1).encode())
     file.finish()
 
 
-def read_manifest(
-    path: Path, kind: type[M], version: int, *, if_older: str, if_missing: str = ""
-) -> M:
-    """Read and check a manifest of this version; errors advise `if_older` or `if_missing`."""
+def read_manifest(path: Path) -> Manifest:
+    """Read and check a manifest of this version."""
     try:
         content = read_json(path)
     except OSError as error:
-        advice = if_missing and f"; {if_missing}"
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}{advice}") from error
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except LimitError as error:
         raise CheckpointError(f"{path} is cut short or altered: it is not JSON: {error}") from error
     written = content.get("format_version") if isinstance(content, dict) else None
-    if isinstance(written, int) and written != version:
-        advice = "update placer" if written > version else if_older
+    if isinstance(written, int) and written != FORMAT_VERSION:
+        advice = "update placer" if written > FORMAT_VERSION else "train again"
         raise CheckpointError(
-            f"{path} has format version {written} and this placer reads {version}; {advice}"
+            f"{path} has format version {written} and this placer reads {FORMAT_VERSION}; {advice}"
         )
     try:
         # From JSON, because strict models only then take a dictionary for a dataclass.
-        manifest = kind.model_validate_json(json.dumps(content))
+        manifest = Manifest.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
@@ -71,8 +82,9 @@ def read_manifest(
     return manifest
 
 
-def check_size(path: Path, size_bytes: int, advice: str) -> None:
+def check_size(path: Path, size_bytes: int) -> None:
     """Raise CheckpointError unless a file exists and has this size."""
+    advice = "use another checkpoint"
     try:
         actual_bytes = path.stat().st_size
     except OSError as error:
@@ -84,15 +96,16 @@ def check_size(path: Path, size_bytes: int, advice: str) -> None:
         )
 
 
-def check_sha256(path: Path, sha256: str, manifest: str, advice: str) -> None:
+def check_sha256(path: Path, sha256: str) -> None:
     """Raise CheckpointError unless a file has this SHA-256."""
+    advice = "use an earlier checkpoint"
     try:
         same = sha256_file(path) == sha256
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}; {advice}") from error
     if not same:
         raise CheckpointError(
-            f"{path} was altered: its SHA-256 is not the one that {manifest} lists; {advice}"
+            f"{path} was altered: its SHA-256 is not the one that {MANIFEST} lists; {advice}"
         )
 
 

@@ -19,8 +19,6 @@ from placer.plan.verify import refuse_growing
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.models import TABLES
 from placer.storage.checkpoint.table_blocks import NamedTables, SavedTables
-from placer.storage.manifest import WEIGHTS
-from placer.storage.shards.shard_folder import MANIFEST, checkpoint_of_shards, open_shards
 from placer.storage.tensor_rows import AnyTensor, TensorRows, chunk_rows, open_safetensors
 
 
@@ -144,16 +142,14 @@ def _checked_rows(
 def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTables:
     """Load a folder's weights, without optimizer state, into tables placed by a plan.
 
-    `folder` comes from `placer.storage.checkpoint.save_tables` or `placer export --to shards`,
-    under any plan of these tables. Or it is a file of `placer export --to safetensors`: tables that
-    grow need such a file, and so does `ReadOnlyTables.apply_increment`. It is read a number of rows
-    at a time. Make `plan` with `placer.plan.serving.serving_plan`, or use any plan of one process.
+    `folder` comes from `placer.storage.checkpoint.save_tables`, under any plan of these tables. Or
+    it is a file of `placer export --to safetensors`: tables that grow need such a file, and so does
+    `ReadOnlyTables.apply_increment`. It is read a number of rows at a time. Make `plan` with
+    `placer.plan.serving.serving_plan`, or use any plan of one process.
     Options are ``device``, ``backend`` and ``cache_policy`` of `PlacedEmbeddings`.
 
     Raises CheckpointError if the folder is missing or damaged, or lacks tables of the plan.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from placer import Feature, Shard, Table, Topology, apply_plan
     >>> from placer.storage.checkpoint import save_tables
@@ -176,11 +172,7 @@ def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTable
         stored = {f"{TABLES}.{name}": rows for name, rows in held.items()}
     else:
         refuse_growing(plan, "a folder of tables")
-        if (Path(folder) / MANIFEST).exists():
-            of_shards = checkpoint_of_shards(open_shards(folder)).tensors[WEIGHTS]
-            stored = {f"{TABLES}.{name}": rows for name, rows in of_shards.items()}
-        else:
-            stored = read_tensors(Path(folder))
+        stored = read_tensors(Path(folder))
     embeddings = PlacedEmbeddings(plan, optimizer="sgd", lr=0.0, seed=None, **options)
     order = embeddings.id_order()
     named = NamedTables(order, {(TABLES, f"{t.table.name}.{t.name}"): t for t in order.tensors()})

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from placer.errors import CheckpointError
-from placer.files import FileRecord, HashedFile
+from placer.files import HashedFile
 
 NAMES = {
     torch.float64: "F64",
@@ -115,61 +115,6 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of a safetensors file, which may not be written yet."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    offset: int = 0  # Its first byte in the file.
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.dtype.itemsize * math.prod(self.shape[1:])
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.dtype.itemsize * math.prod(self.shape)
-
-    def columns(self, start: int, stop: int) -> slice:
-        """Return the bytes of columns ``start..stop`` in a row; all if a row is one number."""
-        if len(self.shape) == 1:
-            return slice(0, self.row_bytes)
-        return slice(start * self.dtype.itemsize, stop * self.dtype.itemsize)
-
-
-def lay_out(
-    tensors: Iterable[tuple[str, torch.dtype, tuple[int, ...]]],
-    metadata: Mapping[str, str] | None = None,
-) -> tuple[bytes, tuple[StoredTensor, ...]]:
-    """Return the first bytes of a safetensors file, and its tensors in the order of the file.
-
-    The file begins with the size of a JSON header in eight bytes, then the header
-    (https://huggingface.co/docs/safetensors). Names, types and shapes determine it, so the place of
-    each row is known in advance. `metadata` goes into the header.
-    """
-    # Like safetensors' own writer, sort by falling element size, which aligns all tensors.
-    ordered = sorted(tensors, key=lambda tensor: (-tensor[1].itemsize, tensor[0]))
-    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
-    placed, end = [], 0
-    for name, dtype, shape in ordered:
-        tensor = StoredTensor(name, dtype, shape, end)
-        end += tensor.size_bytes
-        placed.append(tensor)
-        entries[name] = {
-            "dtype": NAMES[dtype],
-            "shape": list(shape),
-            "data_offsets": [tensor.offset, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    header = len(text).to_bytes(8, "little") + text
-    return header, tuple(replace(each, offset=len(header) + each.offset) for each in placed)
-
-
 def open_safetensors(path: Path) -> tuple[dict[str, TensorRows], dict[str, str]]:
     """Return a safetensors file's tensors, whose rows are read on demand, and its metadata."""
     types = {name: dtype for dtype, name in NAMES.items()}
@@ -194,22 +139,41 @@ def _read(tensor: Any, start: int, stop: int) -> Tensor:
 
 def write_safetensors(
     path: Path, tensors: Mapping[str, AnyTensor], metadata: Mapping[str, str] | None = None
-) -> FileRecord:
+) -> None:
     """Write tensors to a safetensors file, a number of rows at a time.
 
     Raises OSError if the file cannot be written.
     """
     rows = {name: TensorRows.of(tensor) for name, tensor in tensors.items()}
-    header, stored = lay_out(
-        ((name, each.dtype, each.shape) for name, each in rows.items()), metadata
-    )
+    # Like safetensors' own writer, sort by falling element size, which aligns all tensors.
+    names = sorted(rows, key=lambda name: (-rows[name].dtype.itemsize, name))
+    rows = {name: rows[name] for name in names}
     file = HashedFile(path)
     try:
-        file.write(header)
-        for tensor in stored:
-            for _, block in rows[tensor.name].blocks(READ_ROWS):
+        file.write(_header(rows, metadata or {}))
+        for tensor in rows.values():
+            for _, block in tensor.blocks(READ_ROWS):
                 if block.numel():
                     file.write(bytes_of(block).numpy().data)
     finally:
         file.close()
-    return file.finish()
+    file.finish()
+
+
+def _header(tensors: Mapping[str, TensorRows], metadata: Mapping[str, str]) -> bytes:
+    """Return the first bytes of a safetensors file: the size of a JSON header, and the header.
+
+    See https://huggingface.co/docs/safetensors.
+    """
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + math.prod(tensor.shape) * tensor.dtype.itemsize
+        entries[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -33,11 +33,8 @@ _ROUND_NUMBERS = 1.08
 class Topology(TopologyFields):
     """A machine: GPUs, hosts and the links between them.
 
-    Raises
-    ------
-    TopologyError
-        If a link or GPU names a missing device, a GPU has no link to its host's memory, a host has
-        no link to hosts without GPUs, or a bandwidth is not positive.
+    Raises TopologyError if a link or GPU names a missing device, a GPU has no link to its host's
+    memory, a host has no link to hosts without GPUs, or a bandwidth is not positive.
 
     Examples
     --------

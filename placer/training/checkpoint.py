@@ -22,21 +22,22 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
-from placer.data.files.opening import FileIdentity
 from placer.errors import CheckpointError
+from placer.executor.embeddings import Embeddings
 from placer.file_locks import is_locked
-from placer.files import FileRecord, is_name
+from placer.files import FileRecord, StrPath, is_name
 from placer.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.table_blocks import Name, SavedTables
 from placer.storage.manifest import (
+    KEYS,
+    MANIFEST,
+    STATES,
+    WEIGHTS,
     Checkpoint,
     Manifest,
     Position,
-    Strict,
     check_sha256,
     check_size,
     read_manifest,
@@ -44,31 +45,12 @@ from placer.storage.manifest import (
 )
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import ALONE, Ranks
+from placer.units import listed
 
-FORMAT_VERSION = 2
-MANIFEST = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{12})")
-GROW = "`placer reshard OLD NEW --grow --checkpoint FOLDER -o FOLDER`"
+GROW = "`placer grow OLD NEW --checkpoint FOLDER -o FOLDER`"
 
 _logger = logging.getLogger(__name__)
-
-
-class RunData(Strict):
-    """What identifies a log. Checkpoints of earlier versions lack it."""
-
-    log: list[FileIdentity] = Field(default=[])
-    ids_sha256: dict[str, str] = Field(default={})
-
-
-class _Manifest(Manifest):
-    """The content of ``checkpoint.json``."""
-
-    step: int
-    epoch: int
-    samples: int
-    settings: dict[str, Any]
-    data: RunData = RunData()
-    files: dict[str, FileRecord]
 
 
 def save(
@@ -96,13 +78,12 @@ def save(
 
     def publish(files: Mapping[str, FileRecord]) -> None:
         body = {
-            "format_version": FORMAT_VERSION,
             **asdict(checkpoint.position),
             "settings": dict(checkpoint.settings),
             **({"data": dict(checkpoint.data)} if checkpoint.data else {}),
             "files": {name: asdict(file) for name, file in files.items()},
         }
-        write_manifest(hidden.partial / MANIFEST, body)
+        write_manifest(hidden.partial, body)
         hidden.publish()
         tidy(folder)
         _remove_all_but(folder, keep)
@@ -155,11 +136,14 @@ def latest(path: Path) -> Path:
     folder has no complete checkpoint. The message says what is wrong with the newest one.
     """
     if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+        if not path.exists():
+            beside = listed([one.name for one in _by_step(path.parent)]) or "none"
+            raise CheckpointError(f"there is no checkpoint {path}; {path.parent} has {beside}")
         return path
     problems: list[CheckpointError] = []
-    before, listed = list[Path](), _by_step(path)
-    while listed != before:  # Beside a fast writer, all listed checkpoints may be gone by now.
-        for found in reversed(listed):
+    before, there = list[Path](), _by_step(path)
+    while there != before:  # Beside a fast writer, all listed checkpoints may be gone by now.
+        for found in reversed(there):
             try:
                 _manifest_of(found)
             except CheckpointError as error:
@@ -167,10 +151,10 @@ def latest(path: Path) -> Path:
                 problems.append(error)
             else:
                 return found
-        before, listed = listed, _by_step(path)
+        before, there = there, _by_step(path)
     if problems:
         raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
-    raise CheckpointError(f"there is no checkpoint in {path}; start without one")
+    raise CheckpointError(f"there is no checkpoint in {path}")
 
 
 def load(path: Path) -> Checkpoint:
@@ -208,11 +192,60 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     return ranks.together(lambda: _open(chosen, verifies=first))
 
 
+def load_embeddings(folder: StrPath, embeddings: Embeddings) -> Position:
+    """Load the tables of a `placer train` checkpoint into embeddings under any plan.
+
+    Loads weights, optimizer state, keys and numbers of updates. `folder` is a checkpoint, or has
+    several; the newest complete one is taken. Each rank reads its own rows, and does not wait for
+    others; so give all ranks one checkpoint. The first rank also compares hashes. Returns the run's
+    position.
+
+    Raises CheckpointError if a file is damaged, or the tables differ. Names, shapes and types are
+    checked before anything is changed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from placer import Plan, Shard, Table, Topology
+    >>> from placer.executor import make_embeddings
+    >>> shard = Shard("t", (0, 6, 1), (0, 2), ("gpu:0",), "hbm", "device")
+    >>> plan = Plan((Table("t", 6, 2, optimizer="sgd"),), Topology.parse("1xh100"), (shard,))
+    >>> tensors = {"embeddings": {"t.weight": torch.ones(6, 2)}}
+    >>> embeddings = make_embeddings(plan)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = save(Path(folder), Checkpoint(Position(step=3), {}, tensors))
+    ...     load_embeddings(folder, embeddings)
+    Position(step=3, epoch=0, samples=0)
+    """
+    is_first = embeddings.id_order().rank == 0
+    saved = _open(latest(Path(folder)), verifies=is_first)
+    restore_tables(saved, embeddings)
+    return saved.position
+
+
+def restore_tables(saved: Checkpoint, embeddings: Embeddings) -> None:
+    """Load an opened checkpoint's tables; see `load_embeddings`."""
+    stored = {
+        f"{group}.{name}": TensorRows.of(tensor)
+        for group in (WEIGHTS, STATES, KEYS)
+        for name, tensor in saved.tensors.get(group, {}).items()
+    }
+    tables_of(embeddings).load("the checkpoint's tables do not fit the plan", stored)
+
+
+def tables_of(embeddings: Embeddings) -> SavedTables:
+    """Return the tables of embeddings, with their names in a checkpoint."""
+    tables = SavedTables()
+    tables.add(embeddings, WEIGHTS, STATES, KEYS)
+    return tables
+
+
 def _open(path: Path, verifies: bool) -> Checkpoint:
     manifest = _manifest_of(path)
     if verifies:
         for name, file in manifest.files.items():
-            check_sha256(path / name, file.sha256, MANIFEST, "use an earlier checkpoint")
+            check_sha256(path / name, file.sha256)
     tensors: dict[str, dict[str, AnyTensor]] = defaultdict(dict)
     for full_name, tensor in read_tensors(path, manifest.files).items():
         group, _, key = full_name.partition(".")
@@ -291,10 +324,10 @@ def _shown(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
 
 
-def _manifest_of(path: Path) -> _Manifest:
+def _manifest_of(path: Path) -> Manifest:
     """Read a checkpoint's manifest; check that its files exist and have the listed sizes."""
     file = path / MANIFEST
-    manifest = read_manifest(file, _Manifest, FORMAT_VERSION, if_older="train again")
+    manifest = read_manifest(file)
     unsafe = [name for name in manifest.files if not is_name(name)]
     if unsafe:
         raise CheckpointError(f"{file} names a file outside its folder: {unsafe[0]!r}")
@@ -305,7 +338,7 @@ def _manifest_of(path: Path) -> _Manifest:
             f"was renamed; name it step-{manifest.step:012d} again"
         )
     for name, entry in manifest.files.items():
-        check_size(path / name, entry.size_bytes, "use another checkpoint")
+        check_size(path / name, entry.size_bytes)
     return manifest
 
 

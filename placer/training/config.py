@@ -3,12 +3,12 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from placer.errors import PlacerError
 from placer.executor.names import MOST_THREADS, Policy
 from placer.files import StrPath
-from placer.knobs import Knob, check_knobs
+from placer.knobs import check_knobs, knob
 
 Activation = Literal["relu", "gelu"]
 
@@ -27,88 +27,75 @@ class TrainConfig:
     placer.errors.PlacerError: epochs must be at least 1, not 0
     """
 
-    epochs: Annotated[int, Knob("Number of passes over the log.", least=1)] = 1
-    max_steps: Annotated[
-        int | None,
-        Knob("Stop after this many steps, those before a resumed checkpoint included.", least=0),
-    ] = None
-    batch_size: Annotated[
-        int, Knob("Samples per step and process; the last batch of a pass may be smaller.", least=1)
-    ] = 1024
-    lr: Annotated[float, Knob("Learning rate of the MLPs.", above=0)] = 0.01
-    embedding_lr: Annotated[
-        float | None, Knob("Learning rate of the embeddings; by default that of the MLPs.", above=0)
-    ] = None
-    optimizer: Annotated[Literal["adagrad", "sgd", "adam"], Knob("Optimizer of the MLPs.")] = (
-        "adagrad"
+    epochs: int = knob(1, "Number of passes over the log.", least=1)
+    max_steps: int | None = knob(
+        None,
+        "Stop after this many steps, those before a resumed checkpoint included.",
+        "steps --steps",
+        least=0,
     )
-    eps: Annotated[float, Knob("Added to the root of the embeddings' Adagrad state.")] = 1e-8
-    rounding: Annotated[
-        Literal["nearest", "stochastic"],
-        Knob("Rounding of bfloat16 and float16 tables; nearest loses small updates."),
-    ] = "stochastic"
-    seed: Annotated[int, Knob("Seed of the initial weights.")] = 0
-    dim: Annotated[
-        int | None, Knob("Width of the vectors that interact; by default the widest embedding's.")
-    ] = None
-    bottom_mlp: Annotated[tuple[int, ...], Knob("Widths of the bottom MLP's hidden layers.")] = (
-        64,
-        32,
+    batch_size: int = knob(
+        1024, "Samples per step and process; the last batch of a pass may be smaller.", least=1
     )
-    top_mlp: Annotated[tuple[int, ...], Knob("Widths of the top MLP's hidden layers.")] = (64, 32)
-    activation: Annotated[Activation, Knob("Function after each hidden layer.")] = "relu"
-    holdout_every: Annotated[
-        int, Knob("Keep every batch of this number for evaluation; 0 keeps none.", least=0)
-    ] = 10
-    eval_samples: Annotated[
-        int, Knob("Stop the evaluation after this many samples, at the end of a batch.", least=0)
-    ] = 1_000_000
-    report_every: Annotated[int, Knob("Steps between two calls of the callback.", least=1)] = 20
-    device: Annotated[
-        str, Knob("Device of the MLPs and of rows that the plan places in HBM: cpu or cuda.")
-    ] = "cpu"
-    threads: Annotated[
-        int | None,
-        Knob("CPU threads; by default as many as a step keeps busy (docs/training.md).", least=1),
-    ] = None
-    backend: Annotated[str, Knob("The executor's kernels; see `placer.executor`.")] = "auto"
-    cache_policy: Annotated[
-        Policy,
-        Knob(
-            "Rows that leave a full cache: lfu, the least read ones; rank, the coldest in the plan."
-        ),
-    ] = "lfu"
-    drive: Annotated[
-        str | None,
-        Knob(
-            "Folder for rows that the plan places on ssd; by default the one that holds the "
-            "checkpoints' folder, or without checkpoints the system's folder for temporary files."
-        ),
-    ] = None
-    look_ahead: Annotated[
-        bool | None,
-        Knob(
-            "Read the log in a thread, and find and stage the next batch's rows while one trains. "
-            "Results are the same without. By default as the plan's pipeline has it."
-        ),
-    ] = None
-    compile: Annotated[
-        str | None, Knob("Compile the MLPs with this backend of torch.compile, such as inductor.")
-    ] = None
+    lr: float = knob(0.01, "Learning rate of the MLPs.", above=0)
+    embedding_lr: float | None = knob(
+        None, "Learning rate of the embeddings; by default that of the MLPs.", above=0
+    )
+    optimizer: Literal["adagrad", "sgd", "adam"] = knob(
+        "adagrad", "Optimizer of the MLPs.", "dense_optimizer --dense-optimizer"
+    )
+    eps: float = 1e-8  # Added to the root of the embeddings' Adagrad state.
+    rounding: Literal["nearest", "stochastic"] = knob(
+        "stochastic", "Rounding of bfloat16 and float16 tables; nearest loses small updates."
+    )
+    seed: int = knob(0, "Seed of the initial weights.")
+    dim: int | None = None  # Width of vectors that interact; by default the widest embedding's.
+    # Widths of the hidden layers, and the function after each of them.
+    bottom_mlp: tuple[int, ...] = (64, 32)
+    top_mlp: tuple[int, ...] = (64, 32)
+    activation: Activation = knob("relu", "Function after each hidden layer.")
+    holdout_every: int = knob(
+        10, "Keep every batch of this number for evaluation; 0 keeps none.", least=0
+    )
+    eval_samples: int = knob(
+        1_000_000, "Stop the evaluation after this many samples, at the end of a batch.", least=0
+    )
+    report_every: int = knob(20, "Steps between two calls of the callback.", least=1)
+    device: str = knob(
+        "cpu", "Device of the MLPs and of rows that the plan places in HBM: cpu or cuda."
+    )
+    threads: int | None = knob(
+        None, "CPU threads; by default as many as a step keeps busy (docs/training.md).", least=1
+    )
+    backend: str = "auto"  # The executor's kernels; see `placer.executor`.
+    cache_policy: Policy = knob(
+        "lfu",
+        "Rows that leave a full cache: lfu, the least read ones; rank, the coldest in the plan.",
+    )
+    drive: str | None = knob(
+        None,
+        "Folder for rows that the plan places on ssd; by default the one that holds the "
+        "checkpoints' folder, or without checkpoints the system's folder for temporary files.",
+    )
+    # Read the log in a thread, and find and stage the next batch's rows while one trains. Results
+    # are the same without. By default as the plan's pipeline has it.
+    look_ahead: bool | None = None
+    compile: str | None = None  # Backend of torch.compile for the MLPs, such as inductor.
     # Float16 is left out: its gradients need a scale, which the embeddings' update in the backward
     # pass would have to undo.
-    amp: Annotated[
-        Literal["bfloat16"] | None,
-        Knob("Compute the MLPs in this type; weights and embeddings stay float32."),
-    ] = None
-    other_data: Annotated[
-        bool,
-        Knob("Accept another log or vocabulary than the plan or the checkpoint was made with."),
-    ] = False
-    timeout_s: Annotated[
-        float | None,
-        Knob("How long processes wait for one another; by default PyTorch's timeout.", above=0),
-    ] = None
+    amp: Literal["bfloat16"] | None = knob(
+        None, "Compute the MLPs in this type; weights and embeddings stay float32."
+    )
+    other_data: bool = knob(
+        False, "Accept another log or vocabulary than the plan or the checkpoint was made with."
+    )
+    timeout_s: float | None = knob(
+        None,
+        "How long processes wait for one another; by default PyTorch's timeout.",
+        "timeout_s --timeout",
+        above=0,
+        metavar="SECONDS",
+    )
 
     def __post_init__(self) -> None:
         check_knobs(self)

@@ -14,7 +14,7 @@ from placer.executor.tensor_names import UPDATES
 from placer.growing.key_map import KeyMap, Resized
 from placer.plan.origin import profile_of
 from placer.plan.plan import Int, Plan
-from placer.plan.verify import refuse_growing, verify
+from placer.plan.verify import verify
 from placer.read_files import open_file
 from placer.storage.manifest import (
     KEYS,
@@ -24,9 +24,7 @@ from placer.storage.manifest import (
     growing_settings,
     table_settings,
 )
-from placer.storage.shards.shard_folder import checkpoint_of_shards, open_shards, refuse_other_plan
-from placer.storage.shards.table_files import keys_of
-from placer.storage.shards.writing import write_shards
+from placer.storage.table_files import keys_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.tables import Table
 from placer.training import checkpoint as checkpoints
@@ -45,21 +43,15 @@ class Grown:
     dropped_rows: int
 
 
-def grow_files(
-    old_file: Path,
-    new_file: Path,
-    folder: Path,
-    shards: Path | None = None,
-    checkpoint: Path | None = None,
-    keep: Iterable[str] = (),
-    verify_files: bool = True,
+def grow_checkpoint(
+    old_file: Path, new_file: Path, checkpoint: Path, folder: Path, keep: Iterable[str] = ()
 ) -> list[Grown]:
-    """Write shards or a checkpoint of an older plan again, with the tables of a newer plan.
+    """Write a checkpoint of an older plan again into `folder`, with the tables of a newer plan.
 
-    `old_file` and `new_file` are the plans. Their profiles say how ids map to rows. Give either
-    `shards` or `checkpoint`, with the older plan's tables. Each of `keep` is ``TABLE=FILE``: a file
-    of the ids that stay, one a line. `verify_files` says whether to check the SHA-256 of shards'
-    files.
+    `old_file` and `new_file` are the plans. Their profiles say how ids map to rows. Each of `keep`
+    is ``TABLE=FILE``: a file of the ids that stay, one a line.
+
+    Raises PlanMismatchError if nobody can tell which row an id has in the newer plan.
     """
     old, new = Plan.load(old_file), Plan.load(new_file)
     verify(new)
@@ -68,16 +60,9 @@ def grow_files(
     known = dict(_ids_of(word) for word in keep)
     encodings = _encoding(old, old_file), _encoding(new, new_file)
     rows: dict[str, Rows] = {**earlier_rows(old, new, encodings, known)}
-    if shards is not None:
-        refuse_growing(old, "a folder of shards")
-        opened = open_shards(shards, verify=verify_files)
-        refuse_other_plan(opened, old)
-        write_shards(new, grown(checkpoint_of_shards(opened), old, new, rows), folder)
-    else:
-        assert checkpoint is not None, "there is one of both"
-        opened_checkpoint = checkpoints.open_checkpoint(checkpoint)
-        rows |= resized_keys(opened_checkpoint, old, new)
-        checkpoints.save(folder, grown(opened_checkpoint, old, new, rows))
+    opened = checkpoints.open_checkpoint(checkpoint)
+    rows |= resized_keys(opened, old, new)
+    checkpoints.save(folder, grown(opened, old, new, rows))
     return counts(old, rows)
 
 

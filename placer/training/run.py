@@ -22,11 +22,7 @@ from placer.executor.memory.directory import RowCacheStats
 from placer.executor.optimizers.rounding import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.checkpoint.table_blocks import SavedTables
 from placer.storage.manifest import (
-    KEYS,
-    STATES,
-    WEIGHTS,
     Checkpoint,
     Position,
     growing_settings,
@@ -140,7 +136,8 @@ class Run:
         tensors = {"dense": self.trainer.dense_state(), "random": random_state}
         saved = Checkpoint(self.position, self._settings, tensors, self._data)
         folder, keep = Path(self._policy.folder), self._policy.keep
-        self.saved = checkpoint.save(folder, saved, keep, self._saved_tables())
+        tables = checkpoint.tables_of(self.embeddings)
+        self.saved = checkpoint.save(folder, saved, keep, tables)
         self._saved_position = self.position
 
     def restore(self, path: Path) -> None:
@@ -158,12 +155,7 @@ class Run:
         if not self._config.other_data:
             checkpoint.check_data(saved.data, self._data)
         self.trainer.load_dense_state(_whole(saved.tensors["dense"]))
-        stored = {
-            f"{group}.{name}": TensorRows.of(tensor)
-            for group in (WEIGHTS, STATES, KEYS)
-            for name, tensor in saved.tensors.get(group, {}).items()
-        }
-        self._saved_tables().load("the checkpoint's tables do not fit the plan", stored)
+        checkpoint.restore_tables(saved, self.embeddings)
         random_state = _whole(saved.tensors["random"])
         torch.set_rng_state(random_state["cpu"])
         if self.trainer.device.type == "cuda" and "cuda" in random_state:
@@ -175,11 +167,6 @@ class Run:
             if saved.position.samples == 0:  # The last pass was complete.
                 self.position = Position(saved.position.step)
         self._saved_position = saved.position
-
-    def _saved_tables(self) -> SavedTables:
-        tables = SavedTables()
-        tables.add(self.embeddings, WEIGHTS, STATES, KEYS)
-        return tables
 
     def hit_rates(self) -> HitRates | None:
         """Return how many lookups HBM served on all ranks, which must all call this.

@@ -51,13 +51,8 @@ def named_workload(name: str) -> Profile:
     Access CDFs follow Zipf's law with the exponent `TableProfile.zipf_exponent`. Ids are taken to
     be ranks. `Profile.source` says what is published and what is assumed.
 
-    Raises
-    ------
-    ProfileError
-        If there is no such workload. The message lists all names.
+    Raises ProfileError if there is no such workload. The message lists all names.
 
-    Examples
-    --------
     >>> profile = named_workload("criteo-kaggle")
     >>> len(profile)
     26

@@ -144,6 +144,9 @@ def write_synthetic_log(
     integer columns shift them by their logarithm. The label is drawn with the resulting
     probability.
 
+    Raises DataError if `samples` is less than 1, the scale is out of range, or the format is
+    unknown. Raises PlacerError if the file cannot be written. Nothing is left of it.
+
     Parameters
     ----------
     samples : int
@@ -155,13 +158,6 @@ def write_synthetic_log(
         8 hexadecimal digits; missing values are empty), or the same columns in Parquet.
     on_samples : callable, optional
         Called with the number of samples written so far.
-
-    Raises
-    ------
-    DataError
-        If `samples` is less than 1, the scale is out of range, or the format is unknown.
-    PlacerError
-        If the file cannot be written. Nothing is left of it.
     """
     rows = scaled_rows(scale)
     if samples < 1:

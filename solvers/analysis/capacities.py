@@ -53,6 +53,8 @@ def choose_capacities(
     where T is the step time of a plan by ``greedy-cost``. Try all bytes, then halves down to 1/256,
     then amounts around the best, so that bytes are right within 5%.
 
+    Raises ProblemError if the profile has no hit rates of a table, or no row of it is read twice.
+
     Parameters
     ----------
     problem : Problem
@@ -63,11 +65,6 @@ def choose_capacities(
         Seconds of a step that 1% more hits of these tables' lookups are worth.
     limits : Limits, optional
         Limits of each plan.
-
-    Raises
-    ------
-    ProblemError
-        If the profile has no hit rates of a table, or no row of it is read twice.
     """
     strategy, limits = solver("greedy-cost"), limits or Limits()
     steps = steps_of(problem, names)

@@ -87,14 +87,10 @@ class Explanation:
 def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> Explanation:
     """Explain the placement of `table` in `plan`.
 
-    Raises
-    ------
-    PlacerError
-        If the plan has no such table, or no `ShardingOption` describes its placement: for example
-        rows replicated on only some GPUs, uneven row slices, or two shards on one GPU.
+    Raises PlacerError if the plan has no such table, or no `ShardingOption` describes its
+    placement: for example rows replicated on only some GPUs, uneven row slices, or two shards on
+    one GPU.
 
-    Examples
-    --------
     >>> from cost_models import Roofline
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload

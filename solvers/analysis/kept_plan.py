@@ -289,12 +289,8 @@ def order_within_slices(
     neighbouring ranks, which leaves all other ids in their slices. Only rows that become replicated
     or stop being replicated change slices: they swap places.
 
-    Parameters
-    ----------
-    before : int64, shape (n,)
-        The ids that the old order listed.
-    hottest_rows : int
-        Number of hottest rows that must be listed.
+    `before`, int64, shape (n,): the ids that the old order listed. `hottest_rows`: number of
+    hottest rows that must be listed.
     """
     old = Ranks.of(before)
     if old.listed.size < replicated_rows:

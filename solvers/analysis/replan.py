@@ -105,6 +105,9 @@ def replan(
 ) -> Replanned:
     """Return the plan that should follow `old` on a changed problem.
 
+    Raises PlanError if `old` does not cover a table exactly once, or has a malformed shard. Raises
+    ProblemError if the horizon is negative or too large.
+
     Parameters
     ----------
     problem : Problem
@@ -117,13 +120,6 @@ def replan(
         Name of the solver for the plan from scratch.
     on_candidate : callable
         Called with the name of each candidate once it is found.
-
-    Raises
-    ------
-    PlanError
-        If `old` does not cover a table exactly once, or has a malformed shard.
-    ProblemError
-        If the horizon is negative or too large.
 
     Examples
     --------

@@ -92,8 +92,6 @@ class Binding:
 def changes(machine: Topology) -> list[Change]:
     """Return the machine with a tenth more of each resource that it has.
 
-    Examples
-    --------
     >>> [change.words for change in changes(Topology.parse("1xh100"))][:2]
     ['HBM +10%', 'DRAM +10%']
     """
@@ -142,16 +140,9 @@ def binding(
 ) -> Binding:
     """Find what limits a plan. All commands report this answer.
 
-    Parameters
-    ----------
-    problem : Problem
-        With accesses over the plan's row order.
-    plan : Plan
-    cost_model : CostModel
-    report : CostReport, optional
-        The plan's cost, if it is known.
-    like : Instance, optional
-        An instance of the same problem and cost model, whose cached curves are reused.
+    - `problem`: with accesses over the plan's row order.
+    - `report`: the plan's cost, if it is known.
+    - `like`: an instance of the same problem and cost model, whose cached curves are reused.
 
     Examples
     --------

@@ -186,10 +186,7 @@ def usable_options(instance: Instance) -> list[list[ShardingOption]] | Terminati
     A table that fits only as replicas is on every GPU, which leaves less room for other tables. For
     many tables on many GPUs, return all options.
 
-    Returns
-    -------
-    list of list of ShardingOption, or Termination
-        A proof that nothing fits, if a table has no such option.
+    If a table has no such option, return a proof that nothing fits.
     """
     usable = [list(instance.options_of(table)) for table in range(instance.tables)]
     is_large = instance.tables * instance.gpus > _LARGE
@@ -249,11 +246,8 @@ def _fits_nowhere(
 def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], int]) -> Termination:
     """Say that no assignment fits, and which bytes an assignment lacks that lacks little.
 
-    Parameters
-    ----------
-    short_bytes : mapping of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks there, if
-        that is known.
+    `short_bytes`: bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks there,
+    if that is known.
     """
     topology = instance.problem.topology
     shortages = tuple(

@@ -86,41 +86,22 @@ class OptionCost:
 
 @dataclass(frozen=True, slots=True)
 class LagrangianBound:
-    """The Lagrangian bound of a problem, and the costs of sharding options behind it.
-
-    Attributes
-    ----------
-    step_time_s : float
-    price_s_per_byte : float
-        The price λ: about the GPU seconds that one more byte of HBM saves.
-    dram_price : float
-        The price of a byte of DRAM.
-    server_share : float
-        Worth of a server's second, in seconds of a GPU.
-    worth_s : float
-        λ × all HBM plus the price of DRAM × all DRAM.
-    cheapest : tuple of tuples of OptionCost
-        For each table, options that include the cheapest for any step of at least its
-        `enough_from_s`, which is at most the bound.
-    enough_from_s : tuple of float
-    dram_s : float
-        The bound by the hosts' memory alone.
-    stand_in_s : tuple of float
-        For each table, a lower bound of options that are not in `cheapest`; infinite if the
-        cheapest option is there.
-    options_of : callable
-        Returns all sharding options of a table, by its number. For many tables that is slow.
-    """
+    """The Lagrangian bound of a problem, and the costs of sharding options behind it."""
 
     step_time_s: float
-    price_s_per_byte: float
-    dram_price: float
-    server_share: float
-    worth_s: float
+    price_s_per_byte: float  # The price λ: about the GPU seconds that one more byte of HBM saves.
+    dram_price: float  # The price of a byte of DRAM.
+    server_share: float  # Worth of a server's second, in seconds of a GPU.
+    worth_s: float  # λ × all HBM plus the price of DRAM × all DRAM.
+    # For each table, options that include the cheapest for any step of at least its
+    # `enough_from_s`, which is at most the bound.
     cheapest: tuple[tuple[OptionCost, ...], ...]
     enough_from_s: tuple[float, ...]
-    dram_s: float
+    dram_s: float  # The bound by the hosts' memory alone.
+    # For each table, a lower bound of options that are not in `cheapest`; infinite if the cheapest
+    # option is there.
     stand_in_s: tuple[float, ...]
+    # Returns all sharding options of a table, by its number. For many tables that is slow.
     options_of: Callable[[int], tuple[OptionCost, ...]]
 
     def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
@@ -152,13 +133,9 @@ def lagrangian_bound(
 ) -> LagrangianBound:
     """Return the bound of this module's docstring.
 
-    Parameters
-    ----------
-    known : LagrangianBound, optional
-        The bound of the same problem with other weights. Prices near its prices are tried, and its
-        bound by hosts' memory is reused.
-    is_late : callable
-        Returns true once no time is left for costing ways to cut tables, which raise the bound.
+    `known`: the bound of the same problem with other weights. Prices near its prices are tried, and
+    its bound by hosts' memory is reused. `is_late`: returns true once no time is left for costing
+    ways to cut tables, which raise the bound.
     """
     is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if is_priced and instance.servers:

@@ -21,18 +21,11 @@ def least(
     With all or no rows in HBM there is no cost of a split. The result is infinite if not even the
     shard's buffers fit.
 
-    Parameters
-    ----------
-    prices : float64, shape (m,)
-        Prices of a byte of HBM.
-    dram_prices : float64, shape (m,)
-        Prices of a byte of DRAM, one for each of `prices`.
-    limit_s : float
-        Seconds that a drive may take.
+    - `prices`, shape (m,): prices of a byte of HBM.
+    - `dram_prices`, shape (m,): prices of a byte of DRAM, one for each of `prices`.
+    - `limit_s`: seconds that a drive may take.
 
-    Returns
-    -------
-    float, and float64 of shape (m,)
+    The results are a number, and numbers of shape (m,).
     """
     split_s = np.append(curve.split_s, np.zeros(prices.size))
     seconds = np.vstack((curve.gpu_s, cold_costs(curve, dram_prices, limit_s)))
@@ -65,10 +58,8 @@ def points_within(
 ) -> tuple[Float, Float]:
     """Return bytes, shape (k,), and seconds, shape (rows, k), of the part of a curve that fits.
 
-    Parameters
-    ----------
-    seconds, split_s : float64, shapes (rows, m) and (rows,)
-        Seconds over the curve, row by row, and the seconds that a split adds to each row.
+    `seconds`, `split_s`, shapes (rows, m) and (rows,): seconds over the curve, row by row, and the
+    seconds that a split adds to each row.
     """
     bytes_ = curve.hbm_bytes
     fits = bytes_ <= hbm_bytes

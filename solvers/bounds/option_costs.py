@@ -22,25 +22,13 @@ Float = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OptionCosts:
-    """Sharding options of a table with times, and costs at several prices.
-
-    Attributes
-    ----------
-    options : tuple of ShardingOption
-    longest_s : float64, shape (options,)
-        Least time of the slowest shard.
-    replica_s : float64, shape (options,)
-        Part of it that every GPU spends on replicas.
-    priced_s : float64, shape (options, prices)
-        Least time plus price × bytes, summed over shards.
-    stood_for : tuple of int
-        The last options are stand-ins: for all ways to cut a table in each of these options.
-    """
+    """Sharding options of a table with times, and costs at several prices."""
 
     options: tuple[ShardingOption, ...]
-    longest_s: Float
-    replica_s: Float
-    priced_s: Float
+    longest_s: Float  # Shape (options,): least time of the slowest shard.
+    replica_s: Float  # Shape (options,): part of it that every GPU spends on replicas.
+    priced_s: Float  # Shape (options, prices): least time plus price × bytes, summed over shards.
+    # The last options are stand-ins: for all ways to cut a table in each of these options.
     stood_for: tuple[int, ...] = ()
 
     @property
@@ -66,16 +54,11 @@ class OptionCosts:
 class OptionPricer:
     """Costs sharding options, each shard on its best kind of GPU.
 
-    Parameters
-    ----------
-    prices : float64, shape (m,)
-        Price of a byte of HBM, in seconds.
-    dram_prices : float64, shape (m,)
-        Price of a byte of DRAM, one for each of `prices`.
-    server_shares : float64, shape (m,)
-        Worth of a server's second, in seconds of a GPU. Its memory is free.
-    limit_s : float
-        Seconds that a shard's rows on a drive may take.
+    - `prices`, shape (m,): price of a byte of HBM, in seconds.
+    - `dram_prices`, shape (m,): price of a byte of DRAM, one for each of `prices`.
+    - `server_shares`, shape (m,): worth of a server's second, in seconds of a GPU. Its memory is
+      free.
+    - `limit_s`: seconds that a shard's rows on a drive may take.
     """
 
     def __init__(
@@ -110,10 +93,7 @@ class OptionPricer:
 
         A stand-in stands for options with the same replicas and lookup of cold rows.
 
-        Parameters
-        ----------
-        extra_s : float
-            Least cost of cutting a table.
+        `extra_s`: least cost of cutting a table.
         """
         instance, options = self.instance, self.instance.options_of(table)
         cut = {_way(one) for one in options if one.shard_count > 1 and one.cold != "cached"}

@@ -34,27 +34,16 @@ class Assignment:
     """Which shards each GPU serves, which rows all GPUs replicate, and each GPU's knapsack.
 
     Mutable: this is a search state, not a result.
-
-    Attributes
-    ----------
-    shards : list of lists of TableShard
-        Sorted shards of each GPU, without replicas.
-    replicas : tuple of TableShard
-        Rows that every GPU holds.
-    knapsacks : list of Knapsack
-        Hot rows of each GPU, replicas included.
-    sums : float64, shape (gpus, 2 + phases, prices)
-        HBM bytes, GPU seconds and seconds of each phase, at each of the instance's prices.
-    moves : int
-        Improvements made so far.
     """
 
     instance: Instance
-    shards: list[list[TableShard]]
-    replicas: tuple[TableShard, ...]
-    knapsacks: list[Knapsack]
+    shards: list[list[TableShard]]  # Sorted shards of each GPU, without replicas.
+    replicas: tuple[TableShard, ...]  # Rows that every GPU holds.
+    knapsacks: list[Knapsack]  # Hot rows of each GPU, replicas included.
+    # Shape (gpus, 2 + phases, prices): HBM bytes, GPU seconds and seconds of each phase, at each of
+    # the instance's prices.
     sums: Float
-    moves: int = 0
+    moves: int = 0  # Improvements made so far.
 
     @classmethod
     def of(

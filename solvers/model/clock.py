@@ -11,14 +11,9 @@ from solvers.result import Limit, Limits
 class Clock:
     """Counts the time and steps that a search has left; its parts share one clock.
 
-    Attributes
-    ----------
-    deadline, began : float
-        On `time.monotonic`.
-    steps_left : int or None
-        Steps of local search that are left; None if only time limits them.
-    whole : Clock or None
-        The clock that this is a part of; its steps are spent too.
+    - `deadline`, `began`: on `time.monotonic`.
+    - `steps_left`: steps of local search that are left; None if only time limits them.
+    - `whole`: the clock that this is a part of; its steps are spent too.
     """
 
     limits: Limits

@@ -17,10 +17,11 @@ from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of
 if TYPE_CHECKING:
     from solvers.model.instance import Instance
 
-T = TypeVar("T")
+T = TypeVar("T", bound=CostCurve | Float)
 
-_CURVES = 4096
-"""Number of curves kept. Priced costs are far smaller and all kept."""
+_MOST_POINTS = 1_500_000
+"""Number of points of all curves kept, about 50 bytes each. Priced costs are far smaller and all
+kept."""
 
 _PRICED_TABLES = 500
 """With more tables, an even sample sets the prices."""
@@ -35,13 +36,21 @@ _LEAST_WORTH = 1e-30
 
 
 class Latest(OrderedDict[tuple[object, ...], T]):
-    """A mapping that keeps the latest curves or costs."""
+    """A mapping that keeps the latest curves or costs, as many as have `_MOST_POINTS` points."""
+
+    _points = 0
 
     def __setitem__(self, key: tuple[object, ...], value: T) -> None:
-        """Add an entry; drop the oldest if there are too many."""
+        """Add a new entry; drop the oldest ones if there are too many points."""
         super().__setitem__(key, value)
-        if len(self) > _CURVES:
-            self.popitem(last=False)
+        self._points += _points_of(value)
+        while self._points > _MOST_POINTS and len(self) > 1:
+            _, oldest = self.popitem(last=False)
+            self._points -= _points_of(oldest)
+
+
+def _points_of(value: CostCurve | Float) -> int:
+    return value.hot_rows.size if isinstance(value, CostCurve) else value.shape[1]
 
 
 def weighed(
@@ -90,8 +99,6 @@ def alike_tables(problem: Problem) -> list[int]:
 def pareto(points: Float) -> Float:
     """Return the points that are faster than all points with fewer bytes, (5 + phases, k).
 
-    Examples
-    --------
     >>> pareto(np.array([[3.0, 1.0, 2.0], [0.5, 1.0, 2.0]]))
     array([[1. , 3. ],
            [1. , 0.5]])
@@ -105,10 +112,8 @@ def pareto(points: Float) -> Float:
 def prices_for(whole: Sequence[Float], hbm_bytes: float) -> Float:
     """Return falling prices of a byte, in seconds, dense around the one at which HBM is full.
 
-    Parameters
-    ----------
-    whole : sequence of float64, shape (5 + phases, m)
-        Costs of whole tables, as `costs_of` has them.
+    `whole`, sequence of float64, shape (5 + phases, m): costs of whole tables, as `costs_of` has
+    them.
     """
     low, high = np.inf, 0.0
     for points in whole:

@@ -63,37 +63,28 @@ class Instance:
     GPUs that cost the same share curves, so 1,024 equal GPUs need one set. `drives` chooses the
     shares of rows on drives that sharding options leave open.
 
-    Attributes
-    ----------
-    gpus, tables, servers : int
-        Numbers of GPUs, tables and servers; `gpus` includes the servers, which come last.
-    alike : list of int
-        For each table, the first table with equal costs.
-    kinds, kind_of_gpu, host_of_gpu : list of int
-        One GPU of each kind; the kind and the host of each GPU.
-    hbm_bytes, dram_bytes, all_hbm_bytes : float64
-        Memory of each GPU and host, and of all GPUs but servers. Where drives hold what DRAM has
-        no room for, of hosts a little less than `all_dram_bytes`.
-    objective : Objective
-        Step times of phase times.
-    launches_s, arena_times : list of float64, shape (phases,), and ArenaTimes
-        What each arena takes of each GPU, and what arenas take besides.
-    delay : Delay or None
-        Where the schedule has a phase for it beyond the cost model's.
+    Attributes:
+    - `gpus`, `tables`, `servers`: numbers of GPUs, tables and servers; `gpus` includes the servers,
+      which come last.
+    - `alike`: for each table, the first table with equal costs.
+    - `kinds`, `kind_of_gpu`, `host_of_gpu`: one GPU of each kind; the kind and the host of each
+      GPU.
+    - `hbm_bytes`, `dram_bytes`, `all_hbm_bytes`: memory of each GPU and host, and of all GPUs but
+      servers. Where drives hold what DRAM has no room for, of hosts a little less than
+      `all_dram_bytes`.
+    - `objective`: step times of phase times.
+    - `launches_s`, `arena_times`, list of float64, shape (phases,), and ArenaTimes: what each arena
+      takes of each GPU, and what arenas take besides.
+    - `delay`: where the schedule has a phase for it beyond the cost model's.
 
-    Parameters
-    ----------
-    like : Instance, optional
-        An instance of the same problem and cost model. Reuse its curves.
-    host_share : float
-        How much the time of a host's memory counts beside all phases where GPUs choose the rows in
-        their HBM: 0 to 1.
-    with_replicas : bool
-        Whether options that replicate rows are searched.
-    dram_price : float
-        Seconds that a byte of DRAM counts where GPUs choose the rows in their HBM, and on drives.
-    server_share : float
-        What a server's second counts beside, in seconds of a GPU.
+    Parameters:
+    - `like`: an instance of the same problem and cost model. Reuse its curves.
+    - `host_share`: how much the time of a host's memory counts beside all phases where GPUs choose
+      the rows in their HBM: 0 to 1.
+    - `with_replicas`: whether options that replicate rows are searched.
+    - `dram_price`: seconds that a byte of DRAM counts where GPUs choose the rows in their HBM, and
+      on drives.
+    - `server_share`: what a server's second counts beside, in seconds of a GPU.
     """
 
     def __init__(

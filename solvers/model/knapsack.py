@@ -42,11 +42,7 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
     At each price these are the costs of the curve's cheapest point, the cost of a split included.
     All shards have the same prices, so the sum of their costs is cheapest for them together.
 
-    Parameters
-    ----------
-    curve : CostCurve
-    prices : float64
-        Seconds per byte, falling strictly from infinity to 0.
+    `prices`: seconds per byte, falling strictly from infinity to 0.
     """
     points = costs_of(curve)
     # Count in bytes instead of seconds at high prices: the first price is infinite.
@@ -104,17 +100,11 @@ class Knapsack:
 def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
     """Return a close lower bound of the GPU time of any choice of hot rows.
 
-    Parameters
-    ----------
-    sums : float64, shape (..., rows, prices)
-        Sums of priced costs; only bytes and GPU seconds are read.
-    hbm_bytes : float64, shape (...) or scalar
+    `sums`, shape (..., rows, prices): sums of priced costs; only bytes and GPU seconds are read.
+    `hbm_bytes`, shape (...) or scalar.
 
-    Returns
-    -------
-    float64, shape (...)
-        Infinite if not even the first price fits. Linear between prices, as if each shard could
-        be anywhere between two points of its convex hull.
+    The result, shape (...), is infinite if not even the first price fits. It is linear between
+    prices, as if each shard could be anywhere between two points of its convex hull.
     """
     times: Float = _at_full_hbm(sums[..., : GPU_S + 1, :], hbm_bytes)[..., 0]
     return times
@@ -123,15 +113,9 @@ def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
 def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
     """Estimate the seconds of each phase with the best choice of hot rows.
 
-    Parameters
-    ----------
-    sums : float64, shape (..., 2 + phases, prices)
-    hbm_bytes : float64, shape (...) or scalar
+    `sums`, shape (..., 2 + phases, prices). `hbm_bytes`, shape (...) or scalar.
 
-    Returns
-    -------
-    float64, shape (..., phases)
-        Infinite where not even the first price fits.
+    The result, shape (..., phases), is infinite where not even the first price fits.
     """
     times: Float = _at_full_hbm(sums, hbm_bytes)[..., 1:]
     return times
@@ -140,16 +124,12 @@ def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
 def phases_with(sums: Float, added: Float, hbm_bytes: Float) -> Float:
     """Return `phases_at` of some GPUs if each also served the same shard.
 
-    Parameters
-    ----------
-    sums : float64, shape (GPUs, 2 + phases, prices)
-    added : float64, shape (2 + phases, prices), or that of `sums`
-        Where the GPUs are alike, and where they are not.
-    hbm_bytes : float64, shape (GPUs,)
+    - `sums`, shape (GPUs, 2 + phases, prices).
+    - `added`, shape (2 + phases, prices), or that of `sums`: where the GPUs are alike, and where
+      they are not.
+    - `hbm_bytes`, shape (GPUs,).
 
-    Returns
-    -------
-    float64, shape (GPUs, phases)
+    The result has shape (GPUs, phases).
     """
     here, above, part, unfit = _point_between(sums[:, BYTES] + added[..., BYTES, :], hbm_bytes)
     every = np.arange(len(sums))
@@ -177,17 +157,12 @@ def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
 def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> Float:
     """Return `phases_at` of GPUs after one block has left and another one has arrived.
 
-    Parameters
-    ----------
-    kept : float64, shape (m, 2 + phases, prices)
-        Sums of a GPU once each of m blocks has left it.
-    arriving : float64, shape (n, 2 + phases, prices), or (m, n, 2 + phases, prices)
-        Where the GPUs are alike, and where they are not.
-    hbm_bytes : float64, shape (m, 1), or scalar
+    - `kept`, shape (m, 2 + phases, prices): sums of a GPU once each of m blocks has left it.
+    - `arriving`, shape (n, 2 + phases, prices), or (m, n, 2 + phases, prices): where the GPUs are
+      alike, and where they are not.
+    - `hbm_bytes`, shape (m, 1), or scalar.
 
-    Returns
-    -------
-    float64, shape (m, n, phases)
+    The result has shape (m, n, phases).
     """
     arriving = arriving if arriving.ndim == 4 else arriving[None]
     here, above, part, unfit = _point_between(
@@ -234,12 +209,7 @@ def solve_knapsack(
     Lower the price for all shards together until HBM is full. Then raise single shards to the next
     price while they fit, the most valuable first, and one of them as far as there is room.
 
-    Parameters
-    ----------
-    priced : sequence of Float
-    hbm_bytes : float
-    curve_of : callable
-        Returns the curve of a shard by its number in `priced`.
+    `curve_of`: returns the curve of a shard by its number in `priced`.
     """
     if not priced:
         return Knapsack((), 0.0, np.zeros(1), 0.0, 0.0, 0.0) if hbm_bytes >= 0 else None

@@ -29,13 +29,9 @@ _DELAYED = "delayed"
 class Objective:
     """Computes step times from phase times under a schedule.
 
-    Attributes
-    ----------
-    schedule : Schedule
-    chain_weights : float64, shape (chains,)
-        Weight of each chain in the one number that stands for all phases. Weights are not
-        negative and add up to 1. No step is shorter than this weighted mean of its chains, so
-        bounds of the number bound the step. Shared lanes only make it longer.
+    `chain_weights`, shape (chains,): weight of each chain in the one number that stands for all
+    phases. Weights are not negative and add up to 1. No step is shorter than this weighted mean of
+    its chains, so bounds of the number bound the step. Shared lanes only make it longer.
     """
 
     def __init__(self, schedule: Schedule, chain_weights: Float | None = None) -> None:
@@ -136,21 +132,14 @@ class Delay:
 
     and a step is no shorter than a chain in which c seconds and one phase, of ``o + min(o, i)``
     seconds for each shard, replace the phase and all phases before it.
-
-    Attributes
-    ----------
-    lane : SharedLane
-        A lane that its phase uses from beginning to end.
     """
 
-    lane: SharedLane
+    lane: SharedLane  # A lane that its phase uses from beginning to end.
 
     @classmethod
     def of(cls, schedule: Schedule) -> "Delay | None":
         """Return the delay of the first chain that this module can count; None if there is none.
 
-        Examples
-        --------
         >>> lane = SharedLane(phase=1, part=1, beside=3, before=(0,), begin_s=0.5)
         >>> names = ("lookup", "outputs", "update", "ids")
         >>> delay = Delay.of(Schedule(names, ((0, 1, 2), (3,)), shared=(lane,)))
@@ -178,9 +167,7 @@ class Delay:
     def with_row(self, phase_s: Float) -> Float:
         """Return a shard's or a launch's seconds of phases, with the added phase's.
 
-        Parameters
-        ----------
-        phase_s : float64, shape (phases, ...)
+        `phase_s`, shape (phases, ...).
         """
         own, beside = phase_s[self.lane.phase], phase_s[self.lane.beside]
         return np.concatenate((phase_s, (own + np.minimum(own, beside))[None]))

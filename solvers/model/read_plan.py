@@ -17,19 +17,10 @@ _COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
 
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
-    """A table's shards with their GPUs and hot rows, and the rows that every GPU holds.
+    """A table's shards with their GPUs and hot rows, and the rows that every GPU holds."""
 
-    Attributes
-    ----------
-    option : ShardingOption
-        If all rows are in HBM, the lookup of cold rows is a guess.
-    placements : tuple of Placement
-        In the order of shards; empty for a data-parallel table.
-    replica : Shard or None
-    """
-
-    option: ShardingOption
-    placements: tuple[Placement, ...]
+    option: ShardingOption  # If all rows are in HBM, the lookup of cold rows is a guess.
+    placements: tuple[Placement, ...]  # In the order of shards; empty for a data-parallel table.
     replica: TableShard | None = None
 
     @property

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 class ArenaTimes:
     """Computes times of arenas from a GPU's shards and their rows in HBM.
 
-    Parameters
-    ----------
-    costs : sequence of ArenaCosts or None
-        One for each GPU.
+    `costs`: one for each GPU.
     """
 
     def __init__(self, problem: Problem, costs: Sequence[ArenaCosts | None]) -> None:
@@ -61,10 +58,7 @@ class ArenaTimes:
     ) -> Float | float:
         """Return seconds of each phase, shape (phases,), or 0.
 
-        Parameters
-        ----------
-        shards : iterable of (TableShard, int)
-            What the GPU serves without replicas, each shard with its rows in HBM.
+        `shards`: what the GPU serves without replicas, each shard with its rows in HBM.
         """
         costs = self._costs[gpu]
         if costs is None:
@@ -96,12 +90,7 @@ class ArenaTimes:
 
 
 class Replicas:
-    """Sums over an assignment's replicas; `Instance.replicated` caches them.
-
-    Attributes
-    ----------
-    shards : tuple of TableShard
-    """
+    """Sums over an assignment's replicas; `Instance.replicated` caches them."""
 
     def __init__(self, instance: "Instance", shards: tuple[TableShard, ...]) -> None:
         self._instance = instance

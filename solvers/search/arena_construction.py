@@ -52,8 +52,6 @@ class _Choice(NamedTuple):
 def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
     """Yield assignments for a few choices of widths; none if launches cost little.
 
-    Examples
-    --------
     >>> from cost_models import Roofline
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
@@ -216,12 +214,8 @@ def _choice(
 def _shared(gpus: int, fixed_s: Float, work_s: Float, least: Int) -> tuple[float, list[int]] | None:
     """Return the slowest GPU's time and each set's number of GPUs; None if there are too few GPUs.
 
-    Parameters
-    ----------
-    fixed_s, work_s : float64, shape (sets,)
-        Seconds of each GPU of a set, and seconds that the GPUs of the set share.
-    least : int64, shape (sets,)
-        Least number of GPUs of a set.
+    `fixed_s`, `work_s`, shape (sets,): seconds of each GPU of a set, and seconds that the GPUs of
+    the set share. `least`, int64, shape (sets,): least number of GPUs of a set.
     """
     counts = least.copy()
     if counts.sum() > gpus:

@@ -64,16 +64,10 @@ def short_options(
     that costs the step least. The cost is the table's work, shared by all GPUs, plus the time of
     its longest shard in each phase beyond `longest_share` of the mean GPU's time.
 
-    Parameters
-    ----------
-    options : sequence of ShardingOption
-        The present option of each table.
-    price : float
-        Seconds that a byte of HBM is worth.
-    longest_share : float
-        Share of the mean GPU's time in a phase that a shard may take without cost.
-    allowed : sequence of sequences of ShardingOption, optional
-        The options to choose from for each table; all by default.
+    - `options`: the present option of each table.
+    - `price`: seconds that a byte of HBM is worth.
+    - `longest_share`: share of the mean GPU's time in a phase that a shard may take without cost.
+    - `allowed`: the options to choose from for each table; all by default.
     """
     weights, index = instance.objective.weights, instance.price_index(price)
     times = {

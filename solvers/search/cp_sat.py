@@ -18,14 +18,7 @@ _REPEATED_S = 10.0
 
 
 def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, Any]:
-    """Solve a model; return CP-SAT's solver, which has the values, and its status.
-
-    Parameters
-    ----------
-    model : cp_model.CpModel
-    limits : Limits
-    time_limit_s : float
-    """
+    """Solve a model; return CP-SAT's solver, which has the values, and its status."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()

@@ -15,21 +15,13 @@ ROUNDING_BYTES = 1e-6
 
 
 class Line(NamedTuple):
-    """A lower bound of a shard's bytes between two numbers of hot rows.
+    """A lower bound of a shard's bytes between two numbers of hot rows."""
 
-    Attributes
-    ----------
-    rows : int
-        Hot rows at the end of the line minus hot rows at its start.
-    hbm_bytes, dram_bytes : int
-        Bytes at the start.
-    hbm_bytes_a_row, dram_bytes_a_row : int
-        Bytes that each further hot row adds; mostly negative in DRAM.
-    """
-
-    rows: int
+    rows: int  # Hot rows at the end of the line minus hot rows at its start.
+    # Bytes at the start.
     hbm_bytes: int
     dram_bytes: int
+    # Bytes that each further hot row adds; mostly negative in DRAM.
     hbm_bytes_a_row: int
     dram_bytes_a_row: int
 

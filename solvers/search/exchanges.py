@@ -20,14 +20,10 @@ _MOST_SWAPS = 4000
 class _Served:
     """The blocks of a GPU as arrays for swaps; the last block is empty.
 
-    Attributes
-    ----------
-    tables : list of frozenset of int
-        Of each block.
-    open_gpus : bool, shape (blocks, GPUs)
-        Where each may be served.
-    arenas, every_arena : int64, shapes (blocks, arenas) and (arenas,)
-        Shards of each block in each arena, by `numbers`; and all shards, replicas included.
+    - `tables`: of each block.
+    - `open_gpus`, bool, shape (blocks, GPUs): where each may be served.
+    - `arenas`, `every_arena`, int64, shapes (blocks, arenas) and (arenas,): shards of each block in
+      each arena, by `numbers`; and all shards, replicas included.
     """
 
     def __init__(self, assignment: Assignment, gpu: int, numbers: dict[Arena, int]) -> None:
@@ -72,10 +68,7 @@ class Exchanges:
     def best(self, slow: int, others: Sequence[int], key_s: float, most: int) -> Iterator[Change]:
         """Yield at most this many of the best exchanges of one GPU with some others.
 
-        Parameters
-        ----------
-        key_s : float
-            Limit of the rated objective.
+        `key_s`: limit of the rated objective.
         """
         mine = self._served(slow)
         if len(mine.blocks) == 1:

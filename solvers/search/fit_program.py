@@ -59,20 +59,12 @@ proven that nothing fits."""
 
 @dataclass(frozen=True, slots=True)
 class FitAnswer:
-    """The answer of CP-SAT.
-
-    Attributes
-    ----------
-    assignment : Assignment or None
-    is_impossible : bool
-        True if it is proven that nothing fits.
-    short_bytes : dict of (str, int) to int
-        Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks in the best
-        placement.
-    """
+    """The answer of CP-SAT."""
 
     assignment: Assignment | None = None
-    is_impossible: bool = False
+    is_impossible: bool = False  # True if it is proven that nothing fits.
+    # Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks in the best
+    # placement.
     short_bytes: dict[tuple[Memory, int], int] | None = None
 
 
@@ -143,15 +135,10 @@ def _places(instance: Instance, options: Options, most_points: int) -> int:
 class FitProgram:
     """The program of this module's docstring.
 
-    Parameters
-    ----------
-    instance : Instance
-    options : sequence of sequences of ShardingOption
-        The options that each table may take. With all options, having no solution is a proof.
-    most_points : int
-        Points of each curve.
-    may_lack : bool
-        Whether devices may lack bytes.
+    - `options`: the options that each table may take. With all options, having no solution is a
+      proof.
+    - `most_points`: points of each curve.
+    - `may_lack`: whether devices may lack bytes.
     """
 
     def __init__(

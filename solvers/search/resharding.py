@@ -180,7 +180,7 @@ class _Room:
         for each in zip(*shards, strict=True):
             after = np.array([self._with(shard) for shard in each])
             with np.errstate(invalid="ignore"):  # GPUs without room for the replicas.
-                then = sums[:, None] - powers + after
+                then = np.maximum(sums[:, None] - powers + after, 0.0)  # Rounding may leave less.
             keys_s = objective.norm_s(self.scale_s, then)
             keys_s[taken | ~np.isfinite(keys_s)] = np.inf
             at = keys_s.argmin(axis=1)

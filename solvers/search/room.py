@@ -32,32 +32,21 @@ _MOST_SHARDS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """A way to shard a table, or tables that stay together. One GPU serves each block.
-
-    Attributes
-    ----------
-    blocks : list of tuples of TableShard
-    least_bytes, cold_bytes : float64, shape (blocks,)
-        Least bytes of HBM of a block, and its bytes of DRAM with these.
-    replicas : tuple of TableShard
-        Rows that every GPU holds besides.
-    replica_bytes : float64, shape (gpus,)
-        Bytes of HBM that these take.
-    work_s : float
-        GPU seconds with all useful rows in HBM.
-    """
+    """A way to shard a table, or tables that stay together. One GPU serves each block."""
 
     blocks: list[Block]
-    least_bytes: Float
+    least_bytes: Float  # Shape (blocks,): least bytes of HBM of a block.
+    # Shape (2, blocks): bytes of DRAM of its other rows; what these would take in HBM, as some are
+    # narrow in DRAM alone.
     cold_bytes: Float
-    replicas: tuple[TableShard, ...]
-    replica_bytes: Float
-    work_s: float
+    replicas: tuple[TableShard, ...]  # Rows that every GPU holds besides.
+    replica_bytes: Float  # Shape (gpus,): bytes of HBM that these take.
+    work_s: float  # GPU seconds with all useful rows in HBM.
 
     @property
     def bytes(self) -> float:
         """Bytes on all devices together."""
-        return float((self.least_bytes + self.cold_bytes).sum() + self.replica_bytes.sum())
+        return float((self.least_bytes + self.cold_bytes[0]).sum() + self.replica_bytes.sum())
 
 
 def make_room(
@@ -144,12 +133,12 @@ def _way_of(instance: Instance, table: int, option: ShardingOption) -> _Way:
 def _way(
     instance: Instance, blocks: Sequence[Sequence[TableShard]], options: Iterable[ShardingOption]
 ) -> _Way:
-    least, cold = np.zeros(len(blocks)), np.zeros(len(blocks))
+    least, cold = np.zeros(len(blocks)), np.zeros((2, len(blocks)))
     for number, block in enumerate(blocks):
         for shard in block:
             costs = instance.priced_costs(shard, instance.kinds[0])[:, 0]
             least[number] += costs[BYTES]
-            cold[number] += costs[DRAM_BYTES]
+            cold[:, number] += costs[DRAM_BYTES] * np.array((1.0, _widening(instance, shard)))
     tables = [shard.table for shard in blocks[0]] if blocks else []
     work_s = sum(
         float(instance.option_costs_at(table, option, -1)[GPU_S])
@@ -159,19 +148,25 @@ def _way(
     return _Way([tuple(block) for block in blocks], least, cold, (), no_bytes, work_s)
 
 
+def _widening(instance: Instance, shard: TableShard) -> float:
+    """Return how many times as many bytes a cold row of a shard takes in HBM."""
+    table, dtype = instance.problem.profile.tables[shard.table].table, shard.option.home.dtype
+    return table.bytes_per_row() / table.bytes_per_row(dtype=dtype) if dtype else 1.0
+
+
 class _Room:
     """Bytes used on GPUs and hosts while tables are placed."""
 
     def __init__(self, instance: Instance, ways: Sequence[Sequence[_Way]]) -> None:
         self.instance, self.ways = instance, ways
         self.hosts = np.array(instance.host_of_gpu)
-        self.least, self.cold = np.zeros(instance.gpus), np.zeros(instance.gpus)
+        self.least, self.cold = np.zeros(instance.gpus), np.zeros((2, instance.gpus))
         self.homes: dict[int, tuple[_Way, list[int]]] = {}
 
     def _over_bytes(self, least: Float, cold: Float) -> tuple[Float, Float]:
         """Return bytes that each GPU and each host lacks, given the GPUs' bytes, shape (gpus,)."""
         spare = self.instance.hbm_bytes - least
-        left = cold - np.clip(spare, 0.0, cold)
+        left = cold[0] - np.clip(spare, 0.0, cold[1]) * (cold[0] / np.maximum(cold[1], 1.0))
         dram = self.instance.dram_bytes
         of_host: Float = np.bincount(self.hosts, left, dram.size) - dram
         return np.maximum(0.0, -spare), np.maximum(0.0, of_host)
@@ -207,24 +202,24 @@ class _Room:
         least, cold = self.least + way.replica_bytes, self.cold.copy()
         gpus: list[int] = []
         fullest = 0.0
-        for block, more, rows in zip(way.blocks, way.least_bytes, way.cold_bytes, strict=True):
+        for block, more, rows in zip(way.blocks, way.least_bytes, way.cold_bytes.T, strict=True):
             open_ = instance.open_gpus(block)
             open_[gpus] = False
             key = np.full(instance.gpus, np.inf)
             for gpu in np.flatnonzero(open_).tolist():
                 least[gpu] += more
-                cold[gpu] += rows
+                cold[:, gpu] += rows
                 of_gpu, of_host = self._over_bytes(least, cold)
-                share = (least[gpu] + cold[gpu]) / max(1.0, instance.hbm_bytes[gpu])
+                share = (least[gpu] + cold[0, gpu]) / max(1.0, instance.hbm_bytes[gpu])
                 key[gpu] = float(of_gpu.sum() + of_host.sum()) + min(0.5, share * 1e-6)
                 least[gpu] -= more
-                cold[gpu] -= rows
+                cold[:, gpu] -= rows
             gpu = int(key.argmin())
             if not np.isfinite(key[gpu]):
                 return None
             gpus.append(gpu)
             least[gpu] += more
-            cold[gpu] += rows
+            cold[:, gpu] += rows
             fullest = max(fullest, least[gpu] / max(1.0, instance.hbm_bytes[gpu]))
         return sum(float(o.sum()) for o in self._over_bytes(least, cold)), fullest, gpus
 
@@ -233,14 +228,14 @@ class _Room:
         self.homes[number] = way, gpus
         self.least += way.replica_bytes
         self.least[gpus] += way.least_bytes
-        self.cold[gpus] += way.cold_bytes
+        self.cold[:, gpus] += way.cold_bytes
 
     def take_off(self, number: int) -> None:
         """Undo `put`."""
         way, gpus = self.homes.pop(number)
         self.least -= way.replica_bytes
         self.least[gpus] -= way.least_bytes
-        self.cold[gpus] -= way.cold_bytes
+        self.cold[:, gpus] -= way.cold_bytes
 
 
 def _is_coarse(option: ShardingOption) -> bool:

@@ -78,9 +78,9 @@ class Strategy(ABC):
         detail = f"{self.no_plan}; {memory_in_words(search.instance.problem)}"
         return search.failure or Termination("no_plan", search.clock.limit_hit, detail)
 
-    @abstractmethod
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Search for assignments; yield them, the fastest first."""
+        raise NotImplementedError
 
 
 Run = Callable[[Search], Assignment | None]
@@ -153,7 +153,7 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
         replace(plan, solver=record, provenance=provenance_of(instance.problem)),
         Termination(
             record.status,
-            None if optimal else search.clock.limit_hit,
+            None if optimal else search.clock.limit_hit or ("time" if search.lacks_time else None),
             binding(instance.problem, plan, instance.cost_model, report, instance).words,
         ),
         step_time_s,

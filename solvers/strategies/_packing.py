@@ -11,21 +11,11 @@ from solvers.model.knapsack import Float
 
 
 class Needs(NamedTuple):
-    """What a block of shards needs on each GPU.
+    """What a block of shards needs on each GPU."""
 
-    Attributes
-    ----------
-    cost : float64, shape (GPUs,)
-        Load that it adds to the GPU.
-    room : float64, shape (GPUs,) or (GPUs, resources)
-        Use of limited resources that it adds, such as HBM bytes.
-    dram_bytes : float64, shape (GPUs,)
-        Bytes in the memory of the GPU's host.
-    """
-
-    cost: Float
-    room: Float
-    dram_bytes: Float
+    cost: Float  # Load that it adds to the GPU.
+    room: Float  # Use of HBM bytes, or of several limited resources: shape (GPUs, resources).
+    dram_bytes: Float  # Bytes in the memory of the GPU's host.
 
 
 def pack(

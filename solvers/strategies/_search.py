@@ -24,55 +24,30 @@ _SHORTAGES_S = 2.0
 
 @dataclass
 class Search:
-    """A running search: its problem, its limits, its bounds and its best assignment.
-
-    Attributes
-    ----------
-    lagrangian : LagrangianBound
-        The bound that every strategy starts with.
-    bound_s : float
-        The largest proven lower bound of the step time of all plans that are searched.
-    delayed : Search or None
-        A search with one more chain, which counts how phases delay each other. It gives bounds.
-    branched : BranchAndBound or None
-        The last branch and bound; the next one reuses its formulation and first relaxation.
-    best : Assignment or None
-    earlier : list of Assignment
-        The best ones before it, in case it makes no plan: only plans count bytes of drives.
-    failure : Termination or None
-        A proof that there is no plan.
-    looked_for_room : bool
-        Whether `first_fit` has run.
-    stats : dict
-        Counters of the strategy, for `SolveResult.stats`.
-    stage : str
-        Name of the current stage.
-    bounded_in_s : float
-        Seconds that the Lagrangian bound took.
-    first : Assignment or None
-        The first placement, constructed for the bound's step time.
-    others_s : float
-        A lower bound of plans that the search leaves out.
-    repeated : int
-        Number of calls of `another_seed`.
-    """
+    """A running search: its problem, its limits, its bounds and its best assignment."""
 
     instance: Instance
     clock: Clock
-    lagrangian: LagrangianBound
+    lagrangian: LagrangianBound  # The bound that every strategy starts with.
+    # The largest proven lower bound of the step time of all plans that are searched.
     bound_s: float
+    # A search with one more chain, which counts how phases delay each other. It gives bounds.
     delayed: "Search | None" = None
+    # The last branch and bound; the next one reuses its formulation and first relaxation.
     branched: BranchAndBound | None = None
     best: Assignment | None = None
+    # The best ones before it, in case it makes no plan: only plans count bytes of drives.
     earlier: list[Assignment] = field(default_factory=list)
-    failure: Termination | None = None
-    looked_for_room: bool = False
+    failure: Termination | None = None  # A proof that there is no plan.
+    looked_for_room: bool = False  # Whether `first_fit` has run.
+    # Counters of the strategy, for `SolveResult.stats`.
     stats: dict[str, object] = field(default_factory=dict)
-    stage: str = ""
-    bounded_in_s: float = 0.0
-    first: Assignment | None = None
-    others_s: float = np.inf
-    repeated: int = 0
+    stage: str = ""  # Name of the current stage.
+    bounded_in_s: float = 0.0  # Seconds that the Lagrangian bound took.
+    first: Assignment | None = None  # The first placement, constructed for the bound's step time.
+    others_s: float = np.inf  # A lower bound of plans that the search leaves out.
+    repeated: int = 0  # Number of calls of `another_seed`.
+    lacks_time: bool = False  # Whether a stage was left out, as the time left is too short for it.
 
     @classmethod
     def start(
@@ -169,10 +144,13 @@ class Search:
             options if isinstance(options, Termination) else rows_beyond_their_memories(instance)
         )
         if proof is None and not isinstance(options, Termination):
-            assignment = make_room(instance, options, self.seed, self.clock)
-            # The plan may need row maps that the assignment does not count.
-            if assignment is not None and fitted_plan(assignment) is not None:
-                return assignment
+            # Drives may be too small for the rows that options without a share leave to them.
+            off_drives = [[o for o in of if not o.home.drive_share] for of in options]
+            for tried in [options] + [off_drives] * (all(off_drives) and off_drives != options):
+                assignment = make_room(instance, tried, self.seed, self.clock)
+                # The plan may need row maps that the assignment does not count.
+                if assignment is not None and fitted_plan(assignment) is not None:
+                    return assignment
         # On small problems CP-SAT also finds which memory is short, and by how much.
         left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
         answer = fit(instance, self.clock.limits, left_s)

@@ -64,23 +64,14 @@ class DynamicProgramming(Strategy):
 
 
 class Choices(NamedTuple):
-    """Ways to place one table. Each is an option, with the rows worth HBM at one price.
-
-    Attributes
-    ----------
-    options : object
-    price_indices : int64
-    bytes_, time_s : float64
-        HBM bytes and GPU seconds of all shards and replicas.
-    longest_s : float64
-        GPU seconds of the longest shard.
-    """
+    """Ways to place one table. Each is an option, with the rows worth HBM at one price."""
 
     options: npt.NDArray[np.object_]
     price_indices: Int
+    # HBM bytes and GPU seconds of all shards and replicas.
     bytes_: Float
     time_s: Float
-    longest_s: Float
+    longest_s: Float  # GPU seconds of the longest shard.
 
     def within(self, longest_s: float) -> "Choices":
         """Return a few choices with shards within a limit, by rising bytes and falling time."""

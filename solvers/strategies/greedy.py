@@ -7,15 +7,14 @@ the least loaded GPU's host that has room.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
+from placer.plan.fields import Memory
 from placer.plan.plan import Plan
 from placer.tables import Table
 from placer.units import format_bytes
-from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
 from solvers.result import Shortage, Termination
@@ -30,12 +29,11 @@ class _ScoreGreedy(Strategy):
     def score(self, table: Table) -> float:
         """Return a table's score. Tables are sorted, and GPUs balanced, by scores."""
 
-    def assignments(self, search: Search) -> Iterable[Assignment]:
-        """Return nothing: filling HBM again would split tables."""
-        return ()
-
     def place(self, search: Search) -> Plan | Termination:
-        """Return the plan of whole tables, or the reason if a table finds no room."""
+        """Return the plan of whole tables, or the reason if a table finds no room.
+
+        There are no `assignments`: filling HBM again would split tables.
+        """
         instance = search.instance
         tables = [profile.table for profile in instance.problem.profile]
         score_of = [self.score(table) for table in tables]
@@ -66,11 +64,7 @@ class _ScoreGreedy(Strategy):
                     gpu = int(np.where(has_room, load, np.inf).argmin())
                     break
             if gpu < 0:
-                return Termination(
-                    "no_plan",
-                    detail=_no_room(tables[block[0].table], hbm[on_gpu], dram),
-                    shortages=(_shortage(instance, block[0], may_serve, hbm, dram),),
-                )
+                return _no_room(instance, block[0], may_serve, hbm, dram)
             hbm[gpu] -= np.ceil(needed_hbm[gpu])
             dram[instance.host_of_gpu[gpu]] -= needed_dram[gpu]
             load[gpu] += scores[number]
@@ -82,17 +76,12 @@ class _ScoreGreedy(Strategy):
 
 
 class _Ends(NamedTuple):
-    """Memory of a block without rows in HBM and with all rows there, by kind of GPU.
+    """Memory of a block without rows in HBM and with all rows there, by kind of GPU."""
 
-    Attributes
-    ----------
-    hbm_bytes, dram_bytes : float64, shape (kinds, 2)
-    hot_rows : int64, shape (kinds, 2, shards)
-    """
-
+    # Float64, shape (kinds, 2).
     hbm_bytes: np.ndarray
     dram_bytes: np.ndarray
-    hot_rows: np.ndarray
+    hot_rows: np.ndarray  # Int64, shape (kinds, 2, shards).
 
     @classmethod
     def of(cls, instance: Instance, block: tuple[TableShard, ...]) -> "_Ends":
@@ -105,37 +94,28 @@ class _Ends(NamedTuple):
         )
 
 
-def _no_room(table: Table, hbm: np.ndarray, dram: np.ndarray) -> str:
-    return (
-        f"table {table.name!r} of {format_bytes(table.total_bytes)} finds no room: the GPUs have "
-        f"at most {format_bytes(hbm.max())} of HBM left, the hosts {format_bytes(dram.max())} of "
-        "DRAM, buffers included; whole-table greedies cannot divide it, `greedy-cost` can"
-    )
-
-
-def _shortage(
-    instance: Instance,
-    shard: TableShard,
-    may_serve: np.ndarray,
-    hbm: np.ndarray,
-    dram: np.ndarray,
-) -> Shortage:
+def _no_room(
+    instance: Instance, shard: TableShard, may_serve: np.ndarray, hbm: np.ndarray, dram: np.ndarray
+) -> Termination:
+    """Return the reason that a whole table finds no room in what is left of HBM and DRAM."""
+    topology, table = instance.problem.topology, instance.problem.profile.tables[shard.table].table
     serving = np.flatnonzero(may_serve).tolist()
-    host = int(max((instance.host_of_gpu[gpu] for gpu in serving), key=dram.__getitem__))
     gpus = [gpu for gpu in serving if instance.is_gpu(gpu)]
-    needed = float(instance.curve(shard, 0).dram_bytes[0])
-    short = needed - dram[host]
-    if short > 0 or not gpus:
-        return Shortage(
-            instance.problem.topology.hosts[host].id,
-            "dram",
-            max(1, int(np.ceil(short))),
-            "one whole table",
-        )
-    gpu = max(gpus, key=hbm.__getitem__)
-    short = float(instance.curve(shard, gpu).hbm_bytes[0]) - hbm[gpu]
-    return Shortage(
-        instance.problem.topology.gpus[gpu].id, "hbm", max(1, int(np.ceil(short))), "its buffers"
+    host = int(max((instance.host_of_gpu[gpu] for gpu in serving), key=dram.__getitem__))
+    resource: Memory = "dram"
+    device, what = topology.hosts[host].id, "one whole table"
+    short = float(instance.curve(shard, 0).dram_bytes[0]) - dram[host]
+    if short <= 0 and gpus:
+        gpu = max(gpus, key=hbm.__getitem__)
+        device, resource, what = topology.gpus[gpu].id, "hbm", "its buffers"
+        short = float(instance.curve(shard, gpu).hbm_bytes[0]) - hbm[gpu]
+    most = hbm[: instance.gpus - instance.servers].max()
+    return Termination(
+        "no_plan",
+        detail=f"table {table.name!r} of {format_bytes(table.total_bytes)} finds no room: the GPUs "
+        f"have at most {format_bytes(most)} of HBM left, the hosts {format_bytes(dram.max())} of "
+        "DRAM, buffers included; whole-table greedies cannot divide it, `greedy-cost` can",
+        shortages=(Shortage(device, resource, max(1, int(np.ceil(short))), what),),
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from placer import Plan, Shard, Table, apply_plan, remove_plan
 from placer.adapters.pytorch import models
+from placer.errors import PlanMismatchError
 from placer.executor.memory.arena import CHUNK_ROWS
 
 ROWS, DIM = 2 * CHUNK_ROWS + 100, 4
@@ -127,3 +128,12 @@ def test_laws_that_tell_rows_apart_are_seen(law: str) -> None:
     with torch.device("meta"):
         module = Odd(40, DIM, padding_idx=1)
     assert models._is_by_block(module) == (law == "padding")
+
+
+def test_a_default_device_without_values_is_refused() -> None:
+    whole = Shard("0", (0, 9, 1), (0, DIM), ("gpu:0",), "hbm", "device")
+    plan = Plan((Table("0", 9, DIM),), machine(1), (whole,))
+    model = nn.Sequential(nn.EmbeddingBag(9, DIM, mode="sum"))
+    with torch.device("meta"), pytest.raises(PlanMismatchError, match="default device is meta"):
+        apply_plan(model, plan)
+    apply_plan(model, plan, backend="torch")

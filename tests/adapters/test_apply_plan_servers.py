@@ -26,6 +26,7 @@ from apply_plan_cases import (
     trained_whole,
 )
 from docs_cases import blocks_of
+from fast_and_full import some
 from plan_cases import machine
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor, nn
@@ -38,6 +39,9 @@ from placer.growing import Growing
 from placer.storage.checkpoint import load_tables, save_tables
 
 TRAINERS, WORLD, STEPS = 2, 3, 6
+PLANNED = {"rowwise_adagrad": "rowwise_adagrad", "adagrad": "sgd", "adam": "adam"}
+"""Optimizers, and those of their plans."""
+TRAINED = some(PLANNED, "adagrad")
 
 
 def served_plan(optimizer: str) -> Plan:
@@ -160,16 +164,12 @@ def grows(rank: int, world: int, with_server: bool) -> Any:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("servers")
-    jobs: list[Job] = [
-        (kind, trains, (kind, planned, folder / kind))
-        for kind, planned in (("rowwise_adagrad", "rowwise_adagrad"), ("adagrad", "sgd"))
-    ]
-    jobs += [("adam", trains, ("adam", "adam", folder / "adam"))]
+    jobs: list[Job] = [(kind, trains, (kind, PLANNED[kind], folder / kind)) for kind in TRAINED]
     jobs += [("accumulates", accumulates, ()), ("grows", grows, (True,))]
     return run(WORLD, jobs)
 
 
-@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adagrad", "adam"])
+@pytest.mark.parametrize("kind", TRAINED)
 def test_a_model_of_ones_own_trains_with_a_server_as_in_one_process(
     kind: str, outcomes: Outcomes
 ) -> None:

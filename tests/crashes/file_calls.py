@@ -14,7 +14,6 @@ from unittest import mock
 from disk import Disk
 
 import placer.folders
-from placer import file_locks
 
 Fate = Literal["error", "full", "short", "killed", "torn"]
 """What becomes of a call: an error of the device, a full disk, fewer bytes written than given, the
@@ -80,7 +79,6 @@ class FileCalls:
 
     def _let_go(self) -> None:
         """Close what a process had open, as the system does at its end; with it go its locks."""
-        file_locks._held.clear()
         for descriptor in list(self._descriptors):
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -24,7 +24,6 @@ ALLOWED = {
     "placer/trainers/lightning.py": "removes old checkpoints",
     "placer/executor/cold/drive.py": "rows on a drive, in a file that ends with the process",
     "placer/training/metrics.py": "appends a line; the last one is dropped if it is not whole",
-    "placer/storage/shards/writing.py": "shards and links to them, in a hidden folder",
     "placer/measurement/machine.py": "appends a line, drops one that is not whole, begins anew",
     "placer/measurement/measure.py": "a folder of temporary files",
     "placer/data/files/stores.py": "standard input, kept while it is read",
@@ -37,7 +36,7 @@ ALLOWED = {
 }
 """Modules that make such calls, and what for."""
 TEMPORARY = {"temporary", "target"}
-"""Names of what `replacing` and `new_folder` yield."""
+"""Names of what `replacing` yields."""
 
 
 def changes(tree: ast.AST) -> list[int]:

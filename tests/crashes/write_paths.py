@@ -26,24 +26,17 @@ from placer.plan.fields import RowOrder
 from placer.profile.count import profile_log
 from placer.storage.checkpoint import load_model, save_model
 from placer.storage.manifest import Checkpoint, Position
-from placer.storage.shards import open_shards, reshard, write_shards, write_tables
+from placer.storage.table_files import write_tables
 from placer.training import checkpoint
 from placer.training.trace import _export
 
 
 @dataclass(frozen=True)
 class WritePath:
-    """A thing that is written.
+    """A thing that is written."""
 
-    Attributes
-    ----------
-    write : callable
-        Writes a version of it into a folder.
-    read : callable
-        The version that is in a folder, None without one; fails if it is neither.
-    """
-
-    write: Callable[[Path, int], object]
+    write: Callable[[Path, int], object]  # Writes a version of it into a folder.
+    # The version that is in a folder, None without one; fails if it is neither.
     read: Callable[[Path], int | None]
 
 
@@ -107,28 +100,6 @@ def _read_checkpoint(folder: Path) -> int | None:
         (tensor == version).all() for held in found.tensors.values() for tensor in held.values()
     )
     return version
-
-
-def _read_shards(folder: Path, name: str = "shards") -> int | None:
-    if not (folder / name).exists():
-        return None
-    return open_shards(folder / name).step
-
-
-def _reshard(folder: Path, version: int) -> None:
-    """New shards, some files of which are links to old ones."""
-    if version == 1:
-        write_shards(_plan(1), _checkpoint(1), folder / "old")
-    elif not (folder / "shards").exists():
-        plan = _plan(1)
-        hot, cold = plan.shards
-        parts = [replace(cold, rows=rows) for rows in ((3, 8, 1), (8, 12, 1))]
-        reshard(folder / "old", replace(plan, shards=(hot, *parts)), folder / "shards")
-
-
-def _read_resharded(folder: Path) -> int | None:
-    assert _read_shards(folder, "old") == 1
-    return None if _read_shards(folder) is None else 2
 
 
 def _read_tables(folder: Path) -> int | None:
@@ -229,13 +200,6 @@ WRITE_PATHS = {
         _fresh(lambda folder, n: save_model(folder / "model", _model(n)), "model"),
         _read_model,
     ),
-    "shards": WritePath(
-        _fresh(
-            lambda folder, n: write_shards(_plan(1), _checkpoint(n), folder / "shards"), "shards"
-        ),
-        _read_shards,
-    ),
-    "reshard": WritePath(_reshard, _read_resharded),
     "tables": WritePath(
         lambda folder, n: write_tables(_plan(1), _checkpoint(n), folder / "tables.safetensors"),
         _read_tables,

@@ -19,7 +19,7 @@ from executor_cases import (
     shard,
     two_features,
 )
-from fast_and_full import combinations, examples, mostly_slow
+from fast_and_full import combinations, examples, fewer, mostly_slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ class BackendContract:
         self, placement: str, optimizer: str
     ) -> None:
         table = two_features(optimizer)
-        batches = [random_batch([table], seed=seed) for seed in range(4)]
+        batches = [random_batch([table], seed=seed) for seed in range(fewer(4, 2))]
         self.trains_alike(placements(table)[placement], batches)
 
     @combinations(
@@ -99,14 +99,14 @@ class BackendContract:
     )
     def test_poolings(self, placement: str, pooling: str, optimizer: str) -> None:
         table = replace(two_features(optimizer), features=(Feature("f", pooling=pooling),))
-        batches = [random_batch([table], seed=seed) for seed in range(3)]
+        batches = [random_batch([table], seed=seed) for seed in range(fewer(3, 2))]
         self.trains_alike(placements(table)[placement], batches)
 
     @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_one_table_read_with_every_pooling_is_updated_once(self, optimizer: str) -> None:
         features = tuple(Feature(name, pooling=name) for name in ("max", "sum", "none", "mean"))
         table = replace(two_features(optimizer), features=features)
-        batches = [random_batch([table], seed=seed) for seed in range(4)]
+        batches = [random_batch([table], seed=seed) for seed in range(fewer(4, 2))]
         self.trains_alike(placements(table)["grid"], batches)
 
     @pytest.mark.parametrize("placement", mostly_slow(["grid", "cold rows host", "narrow"], "grid"))
@@ -116,7 +116,7 @@ class BackendContract:
         if placement == "narrow":
             narrow = [replace(each, dtype="int8") for each in plan.shards if each.memory == "dram"]
             plan = replace(plan, shards=(plan.shards[0], *narrow))
-        batches = [random_batch([table], seed=seed, weighted=True) for seed in range(3)]
+        batches = [random_batch([table], seed=seed, weighted=True) for seed in range(fewer(3, 2))]
         found = []
         for dtype in (torch.float32, torch.bfloat16):
             torch.set_default_dtype(dtype)
@@ -137,7 +137,8 @@ class BackendContract:
         ]
         shards = [shard(table, on=f"gpu:{i % 4}") for i, table in enumerate(tables)]
         self.trains_alike(
-            plan_of(tables, shards), [random_batch(tables, seed=seed) for seed in range(3)]
+            plan_of(tables, shards),
+            [random_batch(tables, seed=seed) for seed in range(fewer(3, 2))],
         )
 
     def test_each_table_has_its_own_optimizer(self) -> None:
@@ -167,7 +168,7 @@ class BackendContract:
         table = two_features(optimizer)
         ids = torch.full((2 * 8 * 6,), 7)
         batch = BagBatch(ids, torch.arange(0, 97, 6), 8)
-        self.trains_alike(placements(table)["grid"], [batch] * 3)
+        self.trains_alike(placements(table)["grid"], [batch] * fewer(3, 2))
 
     @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     @pytest.mark.parametrize("before", mostly_slow([1, 127, 128, 129, 256], 128))
@@ -225,7 +226,7 @@ class BackendContract:
     @combinations("padding, pooling", [0, 7], ["sum", "mean", "max"])
     def test_padding_is_left_out_as_in_embedding_bag(self, pooling: str, padding: int) -> None:
         table = replace(two_features(), features=(Feature("f", pooling=pooling), Feature("g")))
-        batches = [random_batch([table], seed=seed) for seed in range(3)]
+        batches = [random_batch([table], seed=seed) for seed in range(fewer(3, 2))]
         for batch in batches:
             batch.ids[::3] = padding
         self.trains_alike(placements(table)["split 50%"], batches, {"f": padding})

@@ -301,7 +301,7 @@ def test_a_batch_that_was_prepared_in_vain_changes_nothing(tmp_path: Path) -> No
     equal(model, trained(plan, drive=tmp_path))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "adam"))
 def test_a_checkpoint_reads_each_block_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: OptimizerName
 ) -> None:

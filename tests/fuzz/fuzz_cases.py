@@ -20,28 +20,17 @@ from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.manifest import Checkpoint, Position
-from placer.storage.shards import open_shards, write_shards
 from placer.training import checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format: what writes sound files into a folder, and what reads them.
+    """A format: what writes sound files into a folder, and what reads them."""
 
-    Attributes
-    ----------
-    name : str
-        That of the file or folder that is read.
-    write : callable
-        Writes it, and what belongs beside it, into a folder.
-    read : callable
-    change : callable or None
-        Changes a file in a folder, where changes of bytes and values would find little.
-    """
-
-    name: str
-    write: Callable[[Path], object]
+    name: str  # That of the file or folder that is read.
+    write: Callable[[Path], object]  # Writes it, and what belongs beside it, into a folder.
     read: Callable[[Path], object]
+    # Changes a file in a folder, where changes of bytes and values would find little.
     change: Callable[[Path, random.Random], object] | None = None
 
 
@@ -126,12 +115,6 @@ def _read_tensors(path: Path) -> None:
         tensor.whole()
 
 
-def _shards(folder: Path) -> None:
-    (folder / "made").mkdir()
-    write_shards(_plan(folder / "made"), _checkpoint(), folder / "shards")
-    shutil.rmtree(folder / "made")
-
-
 _RULES = """
 tables:
   C1: {devices: [gpu:0], tier: hbm}
@@ -169,6 +152,5 @@ FORMATS = {
     ),
     "checkpoint": Format("step-000000000003", _saved, checkpoint.load),
     "dcp": Format("dcp", _dcp, _read_tensors),
-    "shards": Format("shards", _shards, open_shards),
 }
 """Formats by name; a name of the corpus begins with one, and a dot."""

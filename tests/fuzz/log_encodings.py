@@ -107,26 +107,15 @@ def read_content(paths: Any, *, names: Sequence[str] = COLUMNS) -> Content:
 
 @dataclass(frozen=True)
 class Written:
-    """A file's bytes, and what a damage to them can be noticed by.
-
-    Attributes
-    ----------
-    content : bytes
-    streams : tuple of int
-        Where streams begin; a file that is cut there is a whole one of fewer samples.
-    flips : range
-        Bytes of which every bit is under a checksum, or such that a reader cannot do without.
-    cuts : bool
-        Whether its format says where it ends.
-    closed : bool
-        Whether nothing may follow it.
-    """
+    """A file's bytes, and what a damage to them can be noticed by."""
 
     content: bytes
+    # Where streams begin; a file that is cut there is a whole one of fewer samples.
     streams: tuple[int, ...] = (0,)
+    # Bytes of which every bit is under a checksum, or such that a reader cannot do without.
     flips: range = range(0)
-    cuts: bool = True
-    closed: bool = True
+    cuts: bool = True  # Whether its format says where it ends.
+    closed: bool = True  # Whether nothing may follow it.
 
 
 def _delimited(

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -199,12 +198,6 @@ def _plan_and_checkpoint(folder: Path) -> None:
     _saved(folder)
 
 
-def _resharded(path: Path) -> None:
-    plan = path / "plan.json"
-    shutil.rmtree(path.with_name("new"), ignore_errors=True)
-    command("reshard", plan, plan, "--shards", path, "-o", path.with_name("new"))
-
-
 FORMATS |= {
     "csv": Format("log.csv", _csv, _read_log),
     "jsonl": Format("log.jsonl", _lines, _read_log),
@@ -254,7 +247,6 @@ FORMATS |= {
     ),
     "constrain": Format("rules.json", _written("rules.json", json.dumps(_RULES)), _constrained),
     "export-checkpoint": Format("step-000000000003", _plan_and_checkpoint, _exported),
-    "reshard": Format("shards", FORMATS["shards"].write, _resharded),
     "kept": Format("cache", lambda folder: _kept(folder / "cache"), _kept),
     "line": Format("line.txt", write_inputs, read_line, change_line),
 }
@@ -276,7 +268,6 @@ COMMANDS = SLOW | {
     "export-plan",
     "show-machine",
     "export-checkpoint",
-    "reshard",
 }
 """Formats that a command reads and uses."""
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 import click
 from click.testing import CliRunner
-from fuzz_cases import _log, _plan, _shards
+from fuzz_cases import _log, _plan, _saved
 from value_changes import NUMBERS, TEXTS
 
 from cli import main
@@ -46,7 +46,8 @@ LINES = tuple(
         "train --plan log-plan.json --data log.tsv --profile profile --batch-size 10 --steps 1",
         "simulate log-plan.json --data log.tsv --profile profile --batch-size 10 --batches 1",
         "export plan.json --to torchrec --staged-as uva -o made.json",
-        "reshard plan.json plan.json --shards shards -o made",
+        "export plan.json --to safetensors --checkpoint step-000000000003 -o made.safetensors",
+        "grow plan.json plan.json --checkpoint step-000000000003 -o made",
         "sweep --vary pooling=1,2 --platform cpu",
     )
 )
@@ -61,7 +62,8 @@ _WORK = {
 _OUTPUTS = {"output", "infer", "plot", "trace", "checkpoints", "cache", "schema"}
 """Parameters that name what is written: nothing is to be written outside the folder."""
 
-_PATHS = ("absent", "profile", "plan.json", "log.tsv", "x" * 5000, "a/" * 3000, "shards", ".")
+_STEP = "step-000000000003"
+_PATHS = ("absent", "profile", "plan.json", "log.tsv", "x" * 5000, "a/" * 3000, _STEP, ".")
 
 
 def write_inputs(folder: Path) -> None:
@@ -69,8 +71,8 @@ def write_inputs(folder: Path) -> None:
     _log(folder)
     profile = profile_log(open_log(folder / "log.tsv", id_mapping="vocabulary"), dim=4)
     profile.save(folder / "profile")
-    _shards(folder)
     _plan(folder)
+    _saved(folder)
     (folder / "log.csv").write_text("label,item\n" + "1,7\n0,8\n" * 9)
     with _inside(folder):
         arguments = "--topology 1xh100 --solver greedy-cost --batch-size 10 -o log-plan.json"

@@ -304,11 +304,8 @@ def change_values(path: Path, choose: random.Random) -> bool:
 
 
 def resealed(folder: Path) -> None:
-    """Recompute the sizes and hashes that the JSON files of a folder hold of others, and of them.
-
-    Files inside a folder come before those that name them: shards' plan before their list.
-    """
-    for path in sorted(folder.rglob("*.json"), key=lambda path: path.name != "plan.json"):
+    """Recompute sizes and hashes that the JSON files of a folder hold of others, and of them."""
+    for path in sorted(folder.rglob("*.json")):
         try:
             document = json.loads(path.read_text())
         except ValueError:
@@ -316,8 +313,6 @@ def resealed(folder: Path) -> None:
         if not isinstance(document, dict):
             continue
         _rehash(document, path.parent)
-        if "plan_sha256" in document and (path.parent / "plan.json").exists():
-            document["plan_sha256"] = sha256_file(path.parent / "plan.json")
         if "sha256" in document:
             content = {name: value for name, value in document.items() if name != "sha256"}
             document["sha256"] = sha256_json(content)

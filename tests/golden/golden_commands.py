@@ -81,8 +81,6 @@ replan drifted 0: replan {DRIFTED} --horizon-steps 0 {GREEDY}
 replan drifted 100000000: replan {DRIFTED} --horizon-steps 100000000 {GREEDY}
 whatif: whatif {FEW_TABLES} {SEARCH}
 whatif budgets: whatif {FEW_TABLES} --hbm-steps 16KiB,24KiB,64KiB --solver beam --steps 10 {SEARCH}
-reshard told: reshard plan.json tight.json
-reshard told csv: reshard plan.json tight.json --format csv
 export plan to torchrec -> exported.json: {EXPORT} plan.json --to torchrec
 export plan to torchrec as uva -> exported.json: {EXPORT} plan.json --to torchrec --staged-as uva
 export by-size to torchrec -> exported.json: {EXPORT} by-size.json --to torchrec
@@ -152,10 +150,9 @@ an unknown table explained: show plan.json --explain C99
 a profile explained: show profile --explain C1
 a plan of another profile: show plan.json --profile hashed
 a demo of no log: demo --data nowhere.tsv -o failed
-shards without a checkpoint: export plan.json --to shards -o failed
-a checkpoint that is none: export plan.json --to shards --checkpoint profile -o failed
-shards without a folder: reshard plan.json tight.json --shards runs
-shards that are none: reshard plan.json tight.json --shards runs -o failed
+tables without a checkpoint: export plan.json --to safetensors -o failed
+a checkpoint that is none: export plan.json --to safetensors --checkpoint profile -o failed
+growth of no checkpoint: grow plan.json tight.json --checkpoint profile -o failed
 a simulation of nothing: simulate plan.json
 too many windows: simulate plan.json --batches 2 --windows 3
 a picture of no budgets: whatif {PLACED} --plot failed.png
@@ -176,24 +173,13 @@ _TIMED = VOLATILE | {"train_s", "read_s", "samples_per_s", "step_s"}
 
 @dataclass(frozen=True)
 class Case:
-    """A command, and what of it is recorded.
+    """A command, and what of it is recorded."""
 
-    Attributes
-    ----------
-    line : str
-        Its words.
-    files : sequence of str
-        Files that it writes: JSON and safetensors are recorded by content, others by hash.
-    relative : float
-        By how much floats may differ.
-    drop : frozenset of str
-        Keys that are left out, wherever they are.
-    """
-
-    line: str
+    line: str  # Its words.
+    # Files that it writes: JSON and safetensors are recorded by content, others by hash.
     files: Sequence[str] = ()
-    relative: float = 1e-9
-    drop: frozenset[str] = VOLATILE
+    relative: float = 1e-9  # By how much floats may differ.
+    drop: frozenset[str] = VOLATILE  # Keys that are left out, wherever they are.
 
     def run(self) -> dict[str, Any]:
         """Run the command in the working folder; what is recorded of it."""

@@ -30,8 +30,7 @@ from placer import Feature, Plan, Profile, Shard, Table, Topology, apply_plan, r
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.plan.fields import RowOrder
 from placer.storage.checkpoint import load_model, save_model
-from placer.storage.shards import load_shards
-from placer.training.checkpoint import Checkpoint, Position
+from placer.training.checkpoint import Checkpoint, Position, load_embeddings
 from placer.training.checkpoint import save as save_checkpoint
 
 OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
@@ -256,25 +255,20 @@ def _tables_sha256(path: Path) -> str:
     return sha256(len(text).to_bytes(8, "little") + text + content[end:])
 
 
-def shards_of(optimizer: str | None, dtype: str | None) -> dict[str, Any]:
-    """Shards of a checkpoint, brought to another plan, written anew, loaded and saved."""
+def tables_of(optimizer: str | None, dtype: str | None) -> dict[str, Any]:
+    """Tables of a checkpoint, exported, and loaded under another plan and saved."""
     tables = some_tables(optimizer, dtype)
-    old, new = placed(tables), placed(tables, 3)
-    old.save("old.json")
-    new.save("new.json")
+    placed(tables).save("old.json")
+    placed(tables, 3).save("new.json")
     checkpoint_for(tables, Path("runs"))
-    written("export old.json --to shards --checkpoint runs -o old")
-    written("export new.json --to shards --checkpoint runs -o new")
-    written("reshard old.json new.json --shards old -o resharded")
-    written("reshard new.json old.json --shards resharded --no-verify -o back")
     written("export old.json --to safetensors --checkpoint runs -o tables.safetensors")
     written("export new.json --to safetensors --checkpoint runs --with-optimizer "
             "-o all.safetensors")  # fmt: skip
     model = PlacedEmbeddings(placed(tables, 7), seed=1, backend="torch")
-    load_shards(model, "resharded")
+    load_embeddings("runs", model)
     save_model("saved", model)
     return {
-        **{name: folder_bits(Path(name)) for name in ("old", "new", "resharded", "back", "saved")},
+        "saved": folder_bits(Path("saved")),
         **{name: _tables_sha256(Path(name)) for name in ("tables.safetensors", "all.safetensors")},
         "loaded": held_by(model),
     }
@@ -336,9 +330,9 @@ def storage() -> dict[str, Callable[[], dict[str, Any]]]:
     found["a plan applied"] = applied_tables
     found["a checkpoint of training"] = training_checkpoint
     found["tables before training"] = untrained
-    found["shards of all kinds"] = functools.partial(shards_of, None, None)
+    found["tables of all kinds"] = functools.partial(tables_of, None, None)
     for optimizer, dtype in zip(OPTIMIZERS, (*TORCH_DTYPES, "float32"), strict=True):
-        found[f"shards of {optimizer}, {dtype}"] = functools.partial(shards_of, optimizer, dtype)
+        found[f"tables of {optimizer}, {dtype}"] = functools.partial(tables_of, optimizer, dtype)
     for how in ("all", *HOW):
         found[f"a plan, {how}"] = functools.partial(plan_files, how)
     log, items = "profile monday.tsv --dim 8", "profile items.parquet {ITEMS}"

@@ -23,7 +23,7 @@ from cost_models import Roofline, log_stream, simulate
 from placer import Plan
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.growing import KeyMap
-from placer.storage.shards import write_shards, write_tables
+from placer.storage.table_files import write_tables
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
@@ -107,8 +107,6 @@ def test_a_file_of_tables_has_the_keys_and_their_rows(tmp_path: Path) -> None:
     without = replace(saved, tensors={**saved.tensors, "key_maps": {}})
     with pytest.raises(CheckpointError, match=r"lacks 'item.keys.rows' of a table that grows"):
         write_tables(plan, without, tmp_path / "tables.safetensors")
-    with pytest.raises(PlanMismatchError, match="a folder of shards does not have"):
-        write_shards(plan, saved, tmp_path / "shards")
 
 
 def test_checkpoints_of_other_tables_are_refused(tmp_path: Path) -> None:

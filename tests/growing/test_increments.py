@@ -18,7 +18,7 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch
 from placer.growing import Growing, KeyMap
 from placer.storage.serving import ReadOnlyTables, load_read_only
-from placer.storage.shards import write_increment, write_tables
+from placer.storage.table_files import write_increment, write_tables
 from placer.training.checkpoint import load, open_checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
@@ -208,7 +208,10 @@ def test_the_command_writes_increments(exports: Path, tmp_path: Path) -> None:
     assert file.read_bytes() == _increment(exports, 20).read_bytes()
     missing = fail(*command, "safetensors", *runs[:3], str(exports / "none"))
     assert "none" in missing
-    for given in (("shards", *runs), ("safetensors", *runs, "--with-optimizer")):
+    removed = _run(exports, 10).with_name("step-000000000001")
+    missing = fail(*command, "safetensors", *runs[:3], str(removed))
+    assert f"there is no checkpoint {removed}; {removed.parent} has step-0" in missing
+    for given in (("torchrec", *runs[2:]), ("safetensors", *runs, "--with-optimizer")):
         answer = invoke(*command[:2], "-o", tmp_path / "new", "--to", *given)
         assert answer.exit_code == 2
         assert "--since goes with --to safetensors, without --with-optimizer" in answer.stderr

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cli_cases import fail, succeed
+from cli_cases import succeed
+from fast_and_full import mostly_slow
 from growing_cases import CONFIG, HOW, growing_log, growing_plan
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,11 +22,11 @@ from placer.growing import Growing, KeyMap
 from placer.growing.options import Eviction
 from placer.plan.plan import Plan
 from placer.storage.manifest import Checkpoint
-from placer.storage.shards.table_files import keys_of
+from placer.storage.table_files import keys_of
 from placer.tables import OPTIMIZERS, OptimizerName
 from placer.training.checkpoint import load, open_checkpoint
 from placer.training.config import CheckpointPolicy
-from placer.training.growing import grow_files, resized_keys
+from placer.training.growing import grow_checkpoint, resized_keys
 from placer.training.loop import train
 
 
@@ -146,7 +147,7 @@ def _assert_same(one: dict[int, list[torch.Tensor]], other: dict[int, list[torch
         assert all(map(torch.equal, tensors, other[key])), key
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "sgd", "adam"))
 def test_a_larger_table_trains_to_the_same_bits(optimizer: OptimizerName, tmp_path: Path) -> None:
     """As long as no key is new."""
     how = Growing(1)
@@ -159,7 +160,7 @@ def test_a_larger_table_trains_to_the_same_bits(optimizer: OptimizerName, tmp_pa
     first = CheckpointPolicy(tmp_path / "first", keep=1)
     known = train(plans[0], logs[0], replace(config, epochs=1), checkpoints=first)
     assert known.keys["item"].evicted == 0
-    done = grow_files(*files, tmp_path / "larger", checkpoint=tmp_path / "first")
+    done = grow_checkpoint(*files, tmp_path / "first", tmp_path / "larger")
     kept = {one.table: one.kept_rows for one in done}
     assert {one.table: one.dropped_rows for one in done} == dict.fromkeys(kept, 0)
     assert kept["item"] == 401 > 1 + known.keys["item"].live
@@ -203,7 +204,7 @@ def resume(folder: Path, capacity: int) -> None:
     train(plan, log, config, checkpoints=policy, resume=folder)
 
 
-@pytest.mark.parametrize("capacity", [25, 90])
+@pytest.mark.parametrize("capacity", mostly_slow([25, 90], 25))
 def test_a_killed_run_of_a_resized_table_resumes_bit_equal(capacity: int, tmp_path: Path) -> None:
     plans = [_plan(one, "adam") for one in (60, capacity)]
     for plan, name in zip(plans, "ab", strict=True):
@@ -211,7 +212,7 @@ def test_a_killed_run_of_a_resized_table_resumes_bit_equal(capacity: int, tmp_pa
     policy = CheckpointPolicy(tmp_path / "first", every_steps=9, keep=1)
     config = replace(CONFIG, optimizer="adam", max_steps=13)
     train(plans[0], growing_log(), config, checkpoints=policy)
-    made = succeed("reshard", tmp_path / "a.json", tmp_path / "b.json", "--grow", "--checkpoint",
+    made = succeed("grow", tmp_path / "a.json", tmp_path / "b.json", "--checkpoint",
                    tmp_path / "first", "-o", tmp_path / "whole", "--format", "json")  # fmt: skip
     assert '"dropped_rows": ' in made.stdout
     before, after = load(tmp_path / "first"), load(tmp_path / "whole")
@@ -238,15 +239,10 @@ def test_what_cannot_be_resized_is_named(tmp_path: Path) -> None:
     policy = CheckpointPolicy(tmp_path / "runs")
     train(plan, growing_log(), replace(CONFIG, max_steps=2), checkpoints=policy)
     larger = _plan(90)
-    with pytest.raises(CheckpointError, match="placer reshard OLD NEW --grow --checkpoint"):
+    with pytest.raises(CheckpointError, match="placer grow OLD NEW --checkpoint"):
         train(larger, growing_log(how=larger.growing["item"]), CONFIG, resume=tmp_path / "runs")
     fixed = replace(plan, growing={"tag": plan.growing["tag"]})
     saved = open_checkpoint(tmp_path / "runs")
     for plans in ((plan, fixed), (fixed, plan)):
         with pytest.raises(PlanMismatchError, match="table 'item' grows in one of the plans"):
             resized_keys(saved, *plans)
-    plan.save(tmp_path / "a.json")
-    larger.save(tmp_path / "b.json")
-    files = tmp_path / "a.json", tmp_path / "b.json"
-    shards = ("--grow", "--shards", tmp_path, "-o", tmp_path / "c")
-    assert "a folder of shards does not have" in fail("reshard", *files, *shards)

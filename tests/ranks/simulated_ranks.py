@@ -266,18 +266,10 @@ def summed(ids: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Step:
-    """What a rank saw of a step.
-
-    Attributes
-    ----------
-    outputs : mapping of feature to Tensor
-    sent_bytes : mapping of kind to int
-        To others.
-    routing_bytes : mapping of table to int
-    """
+    """What a rank saw of a step."""
 
     outputs: dict[str, Tensor]
-    sent_bytes: Counter[str]
+    sent_bytes: Counter[str]  # To others.
     routing_bytes: dict[str, int]
 
 

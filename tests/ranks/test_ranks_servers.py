@@ -35,7 +35,7 @@ from placer.storage.checkpoint import load_model, save_model
 from placer.tables import OPTIMIZERS
 
 STEPS = 4
-TRAINED = some(OPTIMIZERS, "sgd", "adam")
+TRAINED = some(OPTIMIZERS, "adam")
 RESUMED = some(("rowwise_adagrad", "adam"), "rowwise_adagrad")
 SHAPES = {"2 trainers and a server": (2, 1), "a trainer and 2 servers": (1, 2)}
 BATCHES = 4

@@ -106,8 +106,6 @@ class AppliedPlan(Summarized):
 
         Raises PlacerError if `update_with` was not called or ranks share the tables.
 
-        Examples
-        --------
         >>> from torch import nn
         >>> from placer import Plan, Shard, Table, Topology, apply_plan
         >>> whole = Shard("0", (0, 9, 1), (0, 2), ("gpu:0",), "hbm", "device")

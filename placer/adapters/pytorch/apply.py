@@ -52,6 +52,10 @@ def apply_plan(
     the model (DDP, FSDP) and before you make its optimizer, which then gets only the dense
     parameters.
 
+    Raises PlanMismatchError if the plan is unsound or does not fit the model. The message lists all
+    reasons. The model is unchanged. Raises CapacityError if a device lacks memory for the plan with
+    this optimizer's state.
+
     Parameters
     ----------
     plan : Plan
@@ -72,14 +76,6 @@ def apply_plan(
         Existing optimizers. The tables' weights and their state are removed from them.
     strict : bool
         Whether it is an error if the plan lacks an embedding module.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan is unsound or does not fit the model. The message lists all reasons. The model
-        is unchanged.
-    CapacityError
-        If a device lacks memory for the plan with this optimizer's state.
 
     Examples
     --------
@@ -147,16 +143,13 @@ def remove_plan(model: nn.Module) -> dict[str, Tensor]:
     These are the same modules and parameters as before the plan. An optimizer that still holds the
     parameters goes on with them. If `apply_plan` removed them from an optimizer, add them again.
 
+    Raises PlanMismatchError if no plan is applied to the model.
+
     Returns
     -------
     dict of str to Tensor
         The optimizer state of the tables; see `AppliedPlan.optimizer_state_dict`. For tables that
         grow also ``<table>.keys.*``, which say which key has which row.
-
-    Raises
-    ------
-    PlanMismatchError
-        If no plan is applied to the model.
     """
     applied = applied_plan(model)
     state = applied.optimizer_state_dict()
@@ -189,6 +182,11 @@ def _check_is_plain(model: nn.Module) -> None:
         for module in model.modules()
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
     ]
+    if torch.get_default_device().type == "meta":
+        raise PlanMismatchError(
+            "torch's default device is meta, whose tensors hold no values; the model may be made "
+            "there, but apply the plan after torch.set_default_device('cpu')"
+        )
     if wrapped:
         raise PlanMismatchError(
             f"the model is wrapped in {wrapped[0]}, which holds its parameters; apply the plan "

@@ -40,6 +40,9 @@ def profile_model(
     a forward pass, each call is a feature. An `nn.Embedding` call has one bag for each entry of the
     input's first dimension. The number of samples of a batch is the most common number of bags.
 
+    Raises PlanMismatchError if the model has no embedding modules, or `names` has paths where none
+    are. Raises DataError if there is no batch, or the model cannot be called with a batch.
+
     Parameters
     ----------
     batches : iterable
@@ -55,13 +58,6 @@ def profile_model(
         Optimizer that will train the tables. Its state takes memory.
     source : str
         Where the batches come from, for reports.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the model has no embedding modules, or `names` has paths where none are.
-    DataError
-        If there is no batch, or the model cannot be called with a batch.
     """
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]

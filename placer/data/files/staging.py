@@ -168,7 +168,7 @@ def _send(place: StagedPath) -> None:
     with reported(f"cannot write {shown(place.uri)}", _FAILURES, kind=PlacerError):
         before = _parts(_read(system, naming, place.uri)) if _kind(system, naming) else []
         files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
-        # In folders of shards, too, JSON files name the others.
+        # In folders of checkpoints, too, JSON files name the others.
         files.sort(key=lambda file: (file.name == place.name, file.suffix == ".json", str(file)))
         for file in files:
             target = f"{above}{file.as_posix()}"

@@ -68,7 +68,7 @@ class ParquetSource(ColumnSource):
                     break
         if not rows:
             raise DataError(f"{shown(file)} has no samples, though it says so; is it damaged?")
-        return self._sampled(pa.Table.from_batches(batches), file, schema)
+        return self._sampled(pa.Table.from_batches(map(plain, batches)), file, schema)
 
     def id_ranges(self) -> dict[str, tuple[int, int]] | None:
         """Return ranges of integer features from row groups' statistics; None if any is missing."""
@@ -124,7 +124,7 @@ class ParquetSource(ColumnSource):
             row = first
             with reading(file, "Parquet"):
                 for batch in opened().iter_batches(BATCH_ROWS, [number], names):
-                    yield file, row, batch
+                    yield file, row, plain(batch)
                     row += batch.num_rows
                 if row - first != rows:
                     raise ValueError(
@@ -168,7 +168,7 @@ def check_parts(metadata: Sequence[str], source: Source) -> None:
 
 def _schema(file: str, footer: pq.FileMetaData) -> pa.Schema:
     with reading(file, "Parquet"):
-        schema = footer.schema.to_arrow_schema()
+        schema = plain_schema(footer.schema.to_arrow_schema())
         assert flat(schema).names is not None, "read here, where a name may turn out to be no text"
         return schema
 

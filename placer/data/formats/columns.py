@@ -94,9 +94,10 @@ def check_columns(
         check_column(file, schema, column)
     check_schema(file, schema, columns)
     if not columns.sparse:
+        held = [f"{one.column} ({one.why})" for one in columns.decisions] or schema.names
         raise DataError(
             f"{shown(file)} has no categorical column; name them with sparse=, "
-            f"there are {listed(schema.names)}"
+            f"there are {listed(held, most=10)}"
         )
 
 

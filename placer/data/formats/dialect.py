@@ -103,8 +103,8 @@ def _records(start: bytes, quotes: bool) -> list[str]:
     plain = record_ends(start, quotes=False)[0]
     ends = record_ends(start, quotes)[0]
     texts = _texts(start, ends)
-    if 2 * ends.size < plain.size and not any(_quotes(texts, one) for one in "\t,;|"):
-        texts = _texts(start, plain)  # Quotes that enclose no fields join far too many lines.
+    if ends.size < plain.size and not any(_quotes(texts, one) for one in "\t,;|"):
+        texts = _texts(start, plain)  # Quotes that enclose no fields join lines.
     return texts
 
 
@@ -133,7 +133,10 @@ def header_names(file: str, header: bytes, layout: Layout) -> tuple[str, ...]:
     try:
         line = header.decode().rstrip("\r\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"{shown(file)}, line 1 is no UTF-8: {error.reason}") from error
+        raise DataError(
+            f"{shown(file)}, line 1 is no UTF-8: {error.reason}; if it is text, write it in UTF-8, "
+            "else name its format (--log-format)"
+        ) from error
     names = fields(line, layout.separator or ",", bool(layout.quotes))
     if names and names[0].startswith("#"):
         names[0] = names[0].lstrip("#")  # Names in a comment, as in #user,item.
@@ -181,11 +184,18 @@ def _separator(file: str, lines: list[str]) -> str:
 
 
 def _quotes(lines: list[str], separator: str) -> bool:
-    """Return whether quotes enclose fields: if each is next to a separator or another quote."""
+    """Return whether quotes enclose fields: if each is next to a separator or another quote.
+
+    Where they join lines, they have to enclose whole fields.
+    """
     edge = re.escape(separator)
+    field = rf'(?:"(?:[^"]|"")*"|[^"{edge}]*)'
+    enclosed = re.compile(f"{field}(?:{edge}{field})*")
     stray = re.compile(rf'(?<![{edge}"])"(?![{edge}"])' if len(separator) == 1 else '"')
     for line in lines:
-        if line.startswith('"') or '"' not in line or line.count('"') % 2:
+        if line.count('"') % 2 or ("\n" in line and not enclosed.fullmatch(line)):
+            return False
+        if line.startswith('"') or '"' not in line:
             continue
         # The first quote has to open a field.
         if line[line.index('"') - 1] != separator and stray.search(line):

@@ -172,13 +172,15 @@ def _decide(
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return texts without a dictionary. Arrow decodes only some types, so cast texts first."""
+    if pa.types.is_fixed_size_binary(column.type):
+        return column.cast(pa.large_binary())
     if not pa.types.is_dictionary(column.type):
         return column
     texts = [
-        pa.DictionaryArray.from_arrays(one.indices, one.dictionary.cast(pa.large_string()))
+        pa.DictionaryArray.from_arrays(one.indices, one.dictionary.cast(pa.large_binary()))
         for one in column.chunks
     ]
-    return pa.chunked_array([one.dictionary_decode() for one in texts], pa.large_string())
+    return pa.chunked_array([one.dictionary_decode() for one in texts], pa.large_binary())
 
 
 def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:

@@ -213,6 +213,11 @@ def head_lines(file: str) -> bytes:
     start = start.removeprefix(codecs.BOM_UTF8)
     if not start:
         raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
+    if start.startswith((b"PAR1", b"ARROW1")):
+        raise DataError(
+            f"{shown(file)} is Parquet or Arrow, and no text; name its format (--log-format, or "
+            "format in a schema)"
+        )
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(
             f"{shown(file)} is text in UTF-16; write it in UTF-8 (iconv -f UTF-16 -t UTF-8)"
@@ -243,5 +248,5 @@ def lone_return(block: Block) -> DataError | None:
     line = block.place.first + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
     return DataError(
         f"{shown(block.place.file)}, line {line} has a carriage return that does not end it; "
-        "remove it"
+        "remove it, or if it ends a line, write newlines (tr '\\r' '\\n')"
     )

@@ -99,6 +99,8 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
     together = "".join(texts[:_MOST_SAMPLES])
     if not texts or not any(one in together for one in (*_SEPARATORS, "[", "(", "{")):
         return None
+    if "\0" in together:
+        return None  # Bytes, such as those of UUIDs.
     whole = pa.array(texts[:_MOST_SAMPLES], pa.large_string())
     bare = _bare(whole)
     closed = _share(whole, r"^[\w.]*\(*[\[({]")

@@ -79,7 +79,9 @@ def _split(
     try:
         split = split_lists(column.cast(pa.large_string()), separator)
     except pa.ArrowException as error:
-        raise DataError(f"{place.of(0)} and on: {name} is no UTF-8 text") from error
+        raise DataError(
+            f"{place.of(0)} and on: {name} is no UTF-8 text; write it in UTF-8"
+        ) from error
     elements = present(split.values, nulls)
     elided = pc.index(elements, pa.scalar(ELIDED, elements.type)).as_py()
     if elided >= 0:
@@ -120,8 +122,8 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
             return column
         return pa.LargeListArray.from_arrays(list_offsets(column), known)
     if is_text(kind):
-        if pa.types.is_string_view(kind):
-            return present(column.cast(pa.large_string()), nulls)
+        if pa.types.is_string_view(kind) or pa.types.is_fixed_size_binary(kind):
+            return present(column.cast(pa.large_binary()), nulls)
         known = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(kind)
         lengths = pc.binary_length(column)
         if not pc.any(pc.is_in(lengths, pc.binary_length(known).cast(lengths.type))).as_py():

@@ -121,10 +121,8 @@ class Backend(TorchKernels):
         `fault` is lowered to the position of the first bad id. If the caller passes it, the caller
         must also call `watch`.
 
-        Raises
-        ------
-        DataError
-            If an id is no row of its table. On a GPU a later call raises, to avoid waiting.
+        Raises DataError if an id is no row of its table. On a GPU a later call raises, to avoid
+        waiting.
         """
         found = self.new_fault() if fault is None else fault
         with phase("map"):
@@ -211,10 +209,8 @@ class Backend(TorchKernels):
         wait for the sums of all column slices. The same lookups read every column slice, so they
         are sorted once.
 
-        Returns
-        -------
-        The arguments of `update_rows` for each column slice; and Σ g² of each row's summed gradient
-        over these column slices, in the order of slots: float32, shape (at least runs,).
+        Return the arguments of `update_rows` for each column slice; and Σ g² of each row's summed
+        gradient over these column slices, in the order of slots: float32, shape (at least runs,).
         """
         runs = self.find_runs(column_slices[0].of(column_slices[0].step.slots))
         first = runs.order.index_select(0, runs.firsts)
@@ -332,9 +328,7 @@ class Backend(TorchKernels):
         host memory, so a copy made before would be outdated. The arena's slots are removed from
         `all_slots`, to free memory.
 
-        Returns
-        -------
-        The place of each lookup; the lookups grouped by row; the place of each row; and what
+        Return the place of each lookup; the lookups grouped by row; the place of each row; and what
         completes when the rows are at these places.
         """
         spec, home, slots = arena.spec, arena.spec.home, all_slots[index]

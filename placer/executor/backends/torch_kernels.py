@@ -21,20 +21,13 @@ from placer.executor.streams import sent
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SegmentTable:
-    """The positions of an arena's ids in a batch, and how to translate them to slots.
+    """The positions of an arena's ids in a batch, and how to translate them to slots."""
 
-    Attributes
-    ----------
-    table : int64, shape (segments, 8), on the computing device
-        Columns: first id in the batch, first lookup in the arena's step, number of lookups, rows of
-        the table, `near`, `edge` and `far` of its `Follows`, and start of the table's part of the
-        arena's slot map (−1 if slots follow ids).
-    longest : int
-        Number of lookups of the longest segment.
-    """
-
+    # Int64, shape (segments, 8). Columns: first id in the batch, first lookup in the arena's step,
+    # number of lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and start of
+    # the table's part of the arena's slot map (−1 if slots follow ids).
     table: Tensor
-    longest: int
+    longest: int  # Number of lookups of the longest segment.
 
     @classmethod
     def of(cls, device: torch.device, rows: tuple[tuple[int, ...], ...]) -> "SegmentTable":
@@ -44,26 +37,16 @@ class SegmentTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowReads:
-    """The gradients that each row of an arena sums in a step.
-
-    Attributes
-    ----------
-    runs : Runs
-    places : shape (runs,), or (lookups,)
-        The place of each run; −1 for bad ids and for rows that the host pools. Values after the
-        last run mean nothing.
-    sources : int32 or int64, shape (lookups,)
-        The row of `gradients` that each sorted lookup adds.
-    scales : float32, shape (lookups,), or None
-        Weight of each sorted lookup.
-    gradients : float32, shape (bags, width), contiguous
-    """
+    """The gradients that each row of an arena sums in a step."""
 
     runs: Runs
+    # Shape (runs,): the place of each run; −1 for bad ids and for rows that the host pools. Values
+    # after the last run mean nothing.
     places: Tensor
+    # Int32 or int64, shape (lookups,): the row of `gradients` that each sorted lookup adds.
     sources: Tensor
-    scales: Tensor | None
-    gradients: Tensor
+    scales: Tensor | None  # Float32, shape (lookups,): weight of each sorted lookup.
+    gradients: Tensor  # Float32, shape (bags, width).
 
     def sums(self) -> Tensor:
         """Return each run's summed gradient, even at place −1; waits for the device."""
@@ -73,28 +56,14 @@ class RowReads:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SliceReads:
-    """All lookups of one column slice of a table with several.
-
-    Attributes
-    ----------
-    arena : Arena
-    step : ArenaStep
-    lookups : list of slice
-        Ranges of lookups in the arena's step, by feature.
-    sources : int32
-        The row of `gradients` of each lookup of the arena's step.
-    gradients : float32, shape (bags of the arena, width)
-    weights : float32 or None
-        Weight of each lookup of the arena's step.
-    rule : Rule
-    """
+    """All lookups of one column slice of a table with several."""
 
     arena: Arena
     step: ArenaStep
-    lookups: list[slice]
-    sources: Tensor
-    gradients: Tensor
-    weights: Tensor | None
+    lookups: list[slice]  # Ranges of lookups in the arena's step, by feature.
+    sources: Tensor  # Int32: the row of `gradients` of each lookup of the arena's step.
+    gradients: Tensor  # Float32, shape (bags of the arena, width).
+    weights: Tensor | None  # Float32: weight of each lookup of the arena's step.
     rule: Rule
 
     def of(self, values: Tensor) -> Tensor:
@@ -103,31 +72,21 @@ class SliceReads:
 
 
 class TorchKernels:
-    """The kernels of a backend on one arena. They are deterministic, and write each row once.
+    """The kernels of a backend on one arena. They are deterministic, and write each row once."""
 
-    Attributes
-    ----------
-    in_one_memory : bool
-        Whether all rows are in host memory. Then places are slots, int64.
-    """
-
-    in_one_memory: bool
+    in_one_memory: bool  # Whether all rows are in host memory. Then places are slots, int64.
 
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
         """Translate the ids of an arena's lookups to slots.
 
-        Parameters
-        ----------
-        ids : int32 or int64, shape (lookups of the batch,)
-        segments : SegmentTable
-        slot_map : int32 or int64
-            Maps of the arena's column slices, concatenated (`ArenaSpec.slot_map`).
-        out : int32 or int64, shape (lookups of all segments,)
-            Gets the slots; −1 for bad ids, which are no rows of their tables.
-        fault : int64, shape (1,)
-            Lowered to the position in the batch of the first bad id.
+        - `ids`, int32 or int64, shape (lookups of the batch,).
+        - `slot_map`, int32 or int64: maps of the arena's column slices, concatenated; see
+          `ArenaSpec`.
+        - `out`, int32 or int64, shape (lookups of all segments,): gets the slots; −1 for bad ids,
+          which are no rows of their tables.
+        - `fault`, int64, shape (1,): lowered to the position in the batch of the first bad id.
         """
         for start, first, lookups, rows, near, edge, far, map_start in segments.table.tolist():
             part = ids[start : start + lookups].long()
@@ -145,15 +104,11 @@ class TorchKernels:
     ) -> None:
         """Write the weighted sum of each bag's rows to `out`, in float32.
 
-        Parameters
-        ----------
-        rows : TieredRows
-            The table's rows, shape (.., width): float32, float16 or bfloat16.
-        places : int32 or int64, shape (lookups,)
-            −1 adds nothing.
-        offsets : int64, shape (bags + 1,)
-        weights : float32, shape (lookups,), or None
-        out : float32, shape (bags, width), contiguous
+        - `rows`: the table's rows, shape (.., width): float32, float16 or bfloat16.
+        - `places`, int32 or int64, shape (lookups,): −1 adds nothing.
+        - `offsets`, int64, shape (bags + 1,).
+        - `weights`, float32, shape (lookups,), or None.
+        - `out`, float32, shape (bags, width), contiguous.
         """
         table, index = rows.hbm, places
         if not self.in_one_memory or table.dtype != torch.float32:

@@ -49,18 +49,10 @@ class StoredRows:
 class ColdStore:
     """The staged and cached rows of an arena as records, numbered from 0.
 
-    Parameters
-    ----------
-    parts : sequence of StoredRows
-        Contiguous from row 0 on.
+    `parts`: contiguous from row 0 on.
 
-    Attributes
-    ----------
-    rows : int
-    is_narrow : bool
-        Whether a part's weights must be rounded to fit into records.
-    is_read_in_place : bool
-        Whether an open step reads rows without a cache entry.
+    `is_narrow`: whether a part's weights must be rounded to fit into records. `is_read_in_place`:
+    whether an open step reads rows without a cache entry.
 
     Examples
     --------

@@ -113,15 +113,9 @@ def _open(folder: Path) -> int:
 class KeptBlocks:
     """Memory slots for blocks of a file, as they are on the drive; for one thread at a time.
 
-    Parameters
-    ----------
-    blocks, block_bytes : int
-        Number and size of the file's blocks.
+    `blocks`, `block_bytes`: number and size of the file's blocks.
 
-    Attributes
-    ----------
-    content : array
-        uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` requires.
+    `content`: uint8 ``[slots, block_bytes]``, of whole pages, as ``O_DIRECT`` requires.
     """
 
     def __init__(self, blocks: int, block_bytes: int) -> None:
@@ -140,13 +134,8 @@ class KeptBlocks:
     def use(self, blocks: Array, passing: Array, which: int) -> tuple[Array, Array]:
         """Return slots for at most `DEPTH` blocks, and whether each slot has its block already.
 
-        Parameters
-        ----------
-        blocks : array
-        passing : array of bool
-            Blocks that are not kept.
-        which : {0, 1}
-            Set of slots for these blocks; later calls with this number reuse it.
+        `passing`: blocks that are not kept. `which`, {0, 1}: set of slots for these blocks; later
+        calls with this number reuse it.
         """
         slots = self._slot_of[blocks]
         known = slots >= 0
@@ -185,19 +174,11 @@ class DriveRecords:
 
     Threads may call it at once; calls run one after the other.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the file, made if missing. The file has no name, so it always ends with the
-        process.
-    rows : int
-        Number of records. All space is reserved at once, so a full drive fails here, not later.
-    record_bytes : int
+    Raises PlacerError if the folder cannot be made, or the drive lacks space.
 
-    Raises
-    ------
-    PlacerError
-        If the folder cannot be made, or the drive lacks space.
+    `folder`: folder of the file, made if missing. The file has no name, so it always ends with the
+    process. `rows`: number of records. All space is reserved at once, so a full drive fails here,
+    not later.
 
     Examples
     --------
@@ -220,10 +201,7 @@ class DriveRecords:
     def read(self, rows: Tensor) -> Tensor:
         """Read records, as uint8 ``[n, record_bytes]``; records never written are zeros.
 
-        Parameters
-        ----------
-        rows : Tensor
-            int64 ``[n]`` on the CPU, in any order. Rows of one block need one read.
+        `rows`: int64 ``[n]`` on the CPU, in any order. Rows of one block need one read.
         """
         records = np.empty((rows.numel(), self.record_bytes), np.uint8)
         self._move(READ, rows, records)
@@ -232,13 +210,8 @@ class DriveRecords:
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Write records.
 
-        Parameters
-        ----------
-        rows : Tensor
-            Distinct, int64 ``[n]`` on the CPU, in any order. A block with other rows too is read
-            first, unless it is kept in memory.
-        records : Tensor
-            uint8 ``[n, record_bytes]`` on the CPU.
+        `rows`: distinct, int64 ``[n]`` on the CPU, in any order. A block with other rows too is
+        read first, unless it is kept in memory. `records`: uint8 ``[n, record_bytes]`` on the CPU.
         """
         shape = (rows.numel(), self.record_bytes)
         if records.dtype != torch.uint8 or records.shape != shape:

@@ -30,19 +30,6 @@ _INT8_PARAMETERS = 8
 class Records:
     """The format of records, with conversions from and to rows.
 
-    Attributes
-    ----------
-    dtype : {"float32", "float16", "bfloat16", "int8"}
-        Dtype of weights in a record.
-    weights_dtype : torch.dtype
-        Dtype of weights outside of records.
-    width : int
-        Number of columns.
-    state_shape : tuple of int, or None
-        Shape of a row's optimizer state; None without state.
-
-    Examples
-    --------
     >>> records = Records("int8", torch.float32, width=2, state_shape=())
     >>> records.weight_bytes, records.nbytes
     (10, 14)
@@ -51,10 +38,10 @@ class Records:
     (tensor([[0.0000, 0.5000]]), tensor([7.]))
     """
 
-    dtype: ColdDType
-    weights_dtype: torch.dtype
-    width: int
-    state_shape: tuple[int, ...] | None
+    dtype: ColdDType  # Dtype of weights in a record.
+    weights_dtype: torch.dtype  # Dtype of weights outside of records.
+    width: int  # Number of columns.
+    state_shape: tuple[int, ...] | None  # Shape of a row's optimizer state; None without state.
 
     @property
     def weight_bytes(self) -> int:
@@ -119,12 +106,8 @@ class Records:
     def rounded(self, weights: Tensor, updates: Tensor) -> Tensor:
         """Round weights stochastically to values that fit into a record; works on any device.
 
-        Parameters
-        ----------
-        weights : float32, shape (rows, width)
-        updates : int64, shape ()
-            Number of the update, which seeds the random bits; see
-            `placer.executor.optimizers.rounding`.
+        `weights`, float32, shape (rows, width). `updates`, int64, shape (): number of the update,
+        which seeds the random bits; see `placer.executor.optimizers.rounding`.
         """
         if self.dtype != "int8":
             return stochastic_round(weights.contiguous(), self._torch_dtype, updates).float()

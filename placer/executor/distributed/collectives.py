@@ -71,30 +71,19 @@ class Volume:
 class Communicator:
     """Collectives in a separate process group, so that others cannot interleave with them.
 
-    Parameters
-    ----------
-    parent : process group, or None for the default one
-        Every rank of the parent must make the communicator and call its methods in the same order.
-    device : torch.device
-        Device of arguments and results.
-    first : int, optional
-        Include only this many ranks of the parent, from the first one on.
-    backend : {"nccl", "gloo"}, optional
-        Default: the parent's backend.
+    Raises BackendError: from every method, if a collective fails because a rank died or made
+    another call.
 
-    Attributes
-    ----------
-    rank, world : int
-        This process's rank, or -1 outside of the group, and the number of ranks.
-    group : torch.distributed.ProcessGroup
-        The group, for direct calls of `torch.distributed`.
-    volumes : dict of Kind to Volume
-        Bytes sent, by kind.
+    - `parent`: every rank of the parent must make the communicator and call its methods in the same
+      order.
+    - `device`: device of arguments and results.
+    - `first`: include only this many ranks of the parent, from the first one on.
+    - `backend`, {"nccl", "gloo"}: default: the parent's backend.
 
-    Raises
-    ------
-    BackendError
-        From every method, if a collective fails because a rank died or made another call.
+    Attributes:
+    - `rank`, `world`: this process's rank, or -1 outside of the group, and the number of ranks.
+    - `group`: the group, for direct calls of `torch.distributed`.
+    - `volumes`: bytes sent, by kind.
     """
 
     def __init__(
@@ -294,8 +283,6 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> li
     `members` are the group's ranks in the default group, and `rank` is this rank's index there.
     Returns indices into `members`, or the number of one lost rank outside of the group.
 
-    Examples
-    --------
     >>> lost_ranks(0, [0, 1])
     [1]
     """
@@ -320,8 +307,6 @@ def rank_lost(
     `doing` names the failed action as the subject of a sentence, and `within` says how long this
     rank waited for the others; see `lost_ranks`.
 
-    Examples
-    --------
     >>> failed = RuntimeError("[/src/pair.cc:53] Connection closed")
     >>> print(rank_lost(0, [0, 1], "exchanging ids", failed))  # doctest: +ELLIPSIS
     rank 0 of 2: exchanging ids failed: Connection closed. Rank 1 died, or did not come in time, ...

@@ -28,21 +28,16 @@ def serve_tables(plan: Plan, *, backend: str = "auto") -> None:
     of these hosts call this function, while the other ranks call `make_embeddings` or `apply_plan`.
     Learning rates, checkpoints and all other settings come from the other ranks.
 
+    Raises PlanMismatchError if the plan does not fit the ranks, or this rank is to train. Raises
+    CapacityError if the plan places more bytes on a host than it has. Raises BackendError if a rank
+    is lost, or ends before it closes its tables.
+
     Parameters
     ----------
     plan : Plan
         The same plan as on the other ranks.
     backend : {"auto", "numba", "torch", "tiered"}
         The kernels that pool rows on this host; see `PlacedEmbeddings`.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan does not fit the ranks, or this rank is to train.
-    CapacityError
-        If the plan places more bytes on a host than it has.
-    BackendError
-        If a rank is lost, or ends before it closes its tables.
 
     Examples
     --------

@@ -62,8 +62,6 @@ def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> 
 
     It is a running sum of ones, with jumps where spans start, to need one array of this length.
 
-    Examples
-    --------
     >>> spans([5, 0], [2, 3], torch.device("cpu")).tolist()
     [5, 6, 0, 1, 2]
     """

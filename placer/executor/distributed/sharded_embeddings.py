@@ -56,6 +56,11 @@ class ShardedEmbeddings(Embeddings):
     a GPU serve shards, start one rank for each GPU and then one for each of these hosts, which
     calls `serve_tables` instead.
 
+    Raises PlanMismatchError if the plan is unsound or differs between ranks, the number of ranks
+    does not fit its servers, or `weights` do not fit. Raises CapacityError if the plan places more
+    bytes on a device than it has. Raises BackendError if `torch.distributed` is not initialized,
+    the backend is missing, or a rank is lost.
+
     Parameters
     ----------
     plan : Plan
@@ -75,16 +80,6 @@ class ShardedEmbeddings(Embeddings):
         `DistributedDataParallel` sends parameters; other ranks need not pass any.
     **options
         lr, eps, betas, backend, cache_policy, rounding, drive; see `PlacedEmbeddings`.
-
-    Raises
-    ------
-    PlanMismatchError
-        If the plan is unsound or differs between ranks, the number of ranks does not fit its
-        servers, or `weights` do not fit.
-    CapacityError
-        If the plan places more bytes on a device than it has.
-    BackendError
-        If `torch.distributed` is not initialized, the backend is missing, or a rank is lost.
     """
 
     keys: ShardedKeys
@@ -241,12 +236,8 @@ class ShardedEmbeddings(Embeddings):
         All ranks must call this at the same point of their loop; see `PlacedEmbeddings.prefetch`
         and `placer.executor.look_ahead`. Results are equal to the bit with and without it.
 
-        Raises
-        ------
-        DataError
-            On every rank, if one of them has a bad batch.
-        BackendError
-            If a rank is lost.
+        Raises DataError on every rank, if one of them has a bad batch. Raises BackendError if a
+        rank is lost.
         """
         if isinstance(batch, BagBatch):
             number = self._ranks.tell_of_batch(Command.PREFETCH)
@@ -271,12 +262,8 @@ class ShardedEmbeddings(Embeddings):
     def forward(self, batch: BagBatch | ShardedBatch) -> dict[str, Tensor]:
         """Return pooled rows of this rank's samples by feature; see `PlacedEmbeddings.forward`.
 
-        Raises
-        ------
-        DataError
-            On every rank, if one of them has a bad batch.
-        BackendError
-            If a rank is lost.
+        Raises DataError on every rank, if one of them has a bad batch. Raises BackendError if a
+        rank is lost.
         """
         training = torch.is_grad_enabled()
         if isinstance(batch, BagBatch):

@@ -62,22 +62,14 @@ class TableRanks:
 
     `serves` says whether this rank is to be a server.
 
-    Attributes
-    ----------
-    comm, trainers : Communicator
-        All ranks, and the ranks that train. Without servers these are the same object.
-    acting : Communicator
-        The ranks that act without commands: all ranks until `begin`, then the trainers.
-    followers : tuple of int
-        The servers that follow this rank; none before `begin`.
+    Raises BackendError if `torch.distributed` is not initialized. Raises PlanMismatchError if the
+    number of ranks does not fit the plan's servers, this rank has the other role, or servers have a
+    model already.
 
-    Raises
-    ------
-    BackendError
-        If `torch.distributed` is not initialized.
-    PlanMismatchError
-        If the number of ranks does not fit the plan's servers, this rank has the other role, or
-        servers have a model already.
+    - `comm`, `trainers`: all ranks, and the ranks that train. Without servers these are the same
+      object.
+    - `acting`: the ranks that act without commands: all ranks until `begin`, then the trainers.
+    - `followers`: the servers that follow this rank; none before `begin`.
     """
 
     _serve_one: ClassVar[bool] = False  # Whether this process has tables with servers.

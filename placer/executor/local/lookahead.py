@@ -39,8 +39,6 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
 
     Raises DataError for items of other types.
 
-    Examples
-    --------
     >>> from placer import Feature, Plan, Shard, Table, Topology
     >>> table = Table("words", rows=1000, dim=16, features=(Feature("words"),))
     >>> whole = Shard("words", (0, 1000, 1), (0, 16), ("gpu:0",), "hbm", "device")

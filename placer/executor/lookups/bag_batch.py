@@ -136,8 +136,6 @@ class BagBatch:
         Raises PlanMismatchError if a feature of `order` is missing. Raises DataError if features
         have different numbers of samples or are malformed. Offsets on a GPU are not checked.
 
-        Examples
-        --------
         Two samples. The second one has two words:
 
         >>> user = torch.tensor([4, 9]), None, None

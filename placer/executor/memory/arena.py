@@ -47,29 +47,17 @@ class TieredRows:
     """A matrix (or vector) over slots. The first `home` slots are in HBM, and the others in DRAM.
 
     If there is a store, it has the first slots after `home`.
-
-    Attributes
-    ----------
-    hbm : shape (home + entries of the row cache, ...)
-        Home rows, then cache entries, on the computing device.
-    dram : shape (cold, ...)
-        Cold rows in host memory that the device can read.
-    home : int
-        Number of slots with home rows in HBM.
-    row_cache : RowCache or None
-        Says which cold rows have a copy in HBM; weights and state share it.
-    store : ColdStore or None
-        Has the staged and cached rows, if they are records.
-    is_state : bool
-        Whether the matrix is the optimizer state instead of the weights.
     """
 
+    # Shape (home + entries of the row cache, ...): home rows, then cache entries, on the computing
+    # device.
     hbm: Tensor
-    dram: Tensor
-    home: int
+    dram: Tensor  # Shape (cold, ...): cold rows in host memory that the device can read.
+    home: int  # Number of slots with home rows in HBM.
+    # Says which cold rows have a copy in HBM; weights and state share it.
     row_cache: RowCache | None = None
-    store: ColdStore | None = None
-    is_state: bool = False
+    store: ColdStore | None = None  # Has the staged and cached rows, if they are records.
+    is_state: bool = False  # Whether the matrix is the optimizer state instead of the weights.
 
     @property
     def boundary(self) -> int:
@@ -208,15 +196,10 @@ def allocate(
 ) -> Arena:
     """Allocate zeroed memory for an arena: HBM rows and row cache on a device, others on the host.
 
-    Parameters
-    ----------
-    spec : ArenaSpec
-    device : torch.device
-        Device that reads and updates rows.
-    policy : {"lfu", "rank"} or None
-        Which cached rows are evicted first. None keeps all rows in host memory.
-    drive : Path or None
-        Folder for rows on a drive; by default the system's folder for temporary files.
+    - `device`: device that reads and updates rows.
+    - `policy`, {"lfu", "rank"} or None: which cached rows are evicted first. None keeps all rows in
+      host memory.
+    - `drive`: folder for rows on a drive; by default the system's folder for temporary files.
     """
     key, row_cache, store = spec.key, None, None
     home = spec.rows if policy is None else spec.home

@@ -39,20 +39,11 @@ class ArenaKey:
 
 @dataclass(frozen=True, slots=True)
 class ArenaShard:
-    """The part of a shard within a column slice.
+    """The part of a shard within a column slice."""
 
-    Attributes
-    ----------
-    number : int
-        Index of the shard in the plan.
-    shard : Shard
-    home : str
-        The device with the shard's memory.
-    """
-
-    number: int
+    number: int  # Index of the shard in the plan.
     shard: Shard
-    home: str
+    home: str  # The device with the shard's memory.
 
     @property
     def order(self) -> tuple[int, str, Memory, str]:
@@ -79,8 +70,6 @@ def columns_of(
 
     `parts` are pairs of a range of columns and any value.
 
-    Examples
-    --------
     >>> halves = ((0, 4), "left"), ((4, 8), "right"), ((0, 8), "whole")
     >>> list(columns_of(Table("words", rows=9, dim=8), halves))
     [((0, 4), ('left', 'whole')), ((4, 8), ('right', 'whole'))]

@@ -7,53 +7,33 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moves:
-    """Rows to copy into and out of cache entries before a step.
+    """Rows to copy into and out of cache entries before a step."""
 
-    Attributes
-    ----------
-    entries : int32, shape (most,)
-        The entry of each move; −1 after the last move. Entries are distinct.
-    incoming : int32 or int64, shape (most,)
-        Slot of the row to copy into the entry.
-    outgoing : int32 or int64, shape (most,)
-        Slot of the row to write back first; −1 if the entry was free or its row is unchanged.
-    count : int32, shape (1,)
-        Number of moves.
-    """
-
+    # Int32, shape (most,): the entry of each move; −1 after the last move. Entries are distinct.
     entries: Tensor
-    incoming: Tensor
+    incoming: Tensor  # Int32 or int64, shape (most,): slot of the row to copy into the entry.
+    # Int32 or int64, shape (most,): slot of the row to write back first; −1 if the entry was free
+    # or its row is unchanged.
     outgoing: Tensor
-    count: Tensor
+    count: Tensor  # Int32, shape (1,): number of moves.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Directory:
-    """The state of each cache entry, and of an extra entry that takes writes for no entry.
+    """The state of each cache entry, and of an extra entry that takes writes for no entry."""
 
-    Attributes
-    ----------
-    slots : int32 or int64, shape (entries + 1,)
-        The slot in each entry; the dtype's largest value if the entry is free.
-    last_used : int32, shape (entries + 1,)
-        The last step that read the entry.
-    priority : float32, shape (entries + 1,)
-        Cached rows of lowest priority are evicted first.
-    dirty : bool, shape (entries + 1,)
-        Whether the copy is newer than the row itself.
-    sorted_slots, sorted_entries : shape (entries + 1,)
-        The slots in ascending order, for searches, and their entries; −1 if free.
-    counters : int64
-        Counts in the order of `RowCacheStats`.
-    """
-
+    # Int32 or int64, shape (entries + 1,): the slot in each entry; the dtype's largest value if the
+    # entry is free.
     slots: Tensor
-    last_used: Tensor
+    last_used: Tensor  # Int32, shape (entries + 1,): the last step that read the entry.
+    # Float32, shape (entries + 1,): cached rows of lowest priority are evicted first.
     priority: Tensor
-    dirty: Tensor
+    dirty: Tensor  # Bool, shape (entries + 1,): whether the copy is newer than the row itself.
+    # Shape (entries + 1,): the slots in ascending order, for searches, and their entries; −1 if
+    # free.
     sorted_slots: Tensor
     sorted_entries: Tensor
-    counters: Tensor
+    counters: Tensor  # Int64: counts in the order of `RowCacheStats`.
 
     @property
     def nbytes(self) -> int:
@@ -64,41 +44,24 @@ class Directory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolution:
-    """The entries of a step's rows after its moves.
+    """The entries of a step's rows after its moves."""
 
-    Attributes
-    ----------
-    entries : int32, shape (rows,)
-        Entry of each row; −1 for rows without an entry.
-    moves : Moves
-    """
-
-    entries: Tensor
+    entries: Tensor  # Int32, shape (rows,): entry of each row; −1 for rows without an entry.
     moves: Moves
 
 
 @dataclass(frozen=True, slots=True)
 class RowCacheStats:
-    """Counts of a row cache since the last reset.
+    """Counts of a row cache since the last reset."""
 
-    Attributes
-    ----------
-    lookups, hit_lookups : int
-        Lookups of staged and cached rows, and lookups of rows with an entry before the step.
-    rows, hit_rows : int
-        The same with each row counted once per step.
-    in_place_rows : int
-        Rows that got no entry.
-    written_back_rows : int
-        Evicted rows that had been updated.
-    """
-
+    # Lookups of staged and cached rows, and lookups of rows with an entry before the step.
     lookups: int = 0
     hit_lookups: int = 0
+    # The same with each row counted once per step.
     rows: int = 0
     hit_rows: int = 0
-    in_place_rows: int = 0
-    written_back_rows: int = 0
+    in_place_rows: int = 0  # Rows that got no entry.
+    written_back_rows: int = 0  # Evicted rows that had been updated.
 
     def __add__(self, other: "RowCacheStats") -> "RowCacheStats":
         """Return the sums of two row caches' counts."""

@@ -27,13 +27,8 @@ _MOST = (1 << 31) - 1
 def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate zeroed host memory that `device` can address.
 
-    Parameters
-    ----------
-    shape : tuple of int
-    dtype : torch.dtype
-    device : torch.device
-        The device that reads it. For a GPU, all pages are locked and registered with CUDA until
-        the tensor is freed. Otherwise pages are allocated at the first write.
+    `device`: the device that reads it. For a GPU, all pages are locked and registered with CUDA
+    until the tensor is freed. Otherwise pages are allocated at the first write.
 
     Returns
     -------
@@ -106,10 +101,7 @@ def keep_freed_memory() -> bool:
     `placer calibrate` call this. A trainer that runs the executor on a CPU may call it before its
     first step.
 
-    Returns
-    -------
-    bool
-        Whether it worked. It needs glibc.
+    Return whether it worked: it needs glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

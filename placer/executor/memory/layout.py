@@ -30,61 +30,35 @@ from placer.tables import ColdDType, OptimizerName, Table
 
 @dataclass(frozen=True, slots=True)
 class SlotRange:
-    """The slots ``start..stop`` of a shard; hottest first if it is staged or cached.
-
-    Attributes
-    ----------
-    start, stop : int
-    staging_rows, cache_rows : int
-        Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
-    warm : int64 array, or None
-        Initial rows of the cache, hottest first, counted from `start`; by default the first rows
-        of the range.
-    is_ordered : bool
-        Whether the plan has a row order, so that the first rows are the hottest.
-    device : str
-        The device that reads the rows and has the cache entries in its HBM.
-    memory : {"hbm", "dram", "ssd"}
-        The memory of the rows themselves.
-    dtype : {"float32", "float16", "bfloat16", "int8"} or None
-        Their dtype there; None is the table's dtype.
-    lookup : {"device", "uva", "staged", "cached", "host"}
-    home : str
-        The device with this memory: the host for ``dram`` and ``ssd``.
-    """
+    """The slots ``start..stop`` of a shard; hottest first if it is staged or cached."""
 
     start: int
     stop: int
+    # Entries that the shard adds to the row cache. A shard with `cache_rows` is cached.
     staging_rows: int
     cache_rows: int
+    # Initial rows of the cache, hottest first, counted from `start`; by default the first rows of
+    # the range.
     warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
+    # Whether the plan has a row order, so that the first rows are the hottest.
     is_ordered: bool = True
-    device: str = ""
-    memory: Memory = "dram"
-    dtype: ColdDType | None = None
+    device: str = ""  # The device that reads the rows and has the cache entries in its HBM.
+    memory: Memory = "dram"  # The memory of the rows themselves.
+    dtype: ColdDType | None = None  # Their dtype there; None is the table's dtype.
     lookup: Lookup = "staged"
-    home: str = ""
+    home: str = ""  # The device with this memory: the host for ``dram`` and ``ssd``.
 
 
 @dataclass(frozen=True, eq=False)
 class ArenaSpec:
-    """Shape of an arena, and the shard of each range of slots.
-
-    Attributes
-    ----------
-    key : ArenaKey
-    rows : int
-        Number of slots. Rows in HBM come first, then staged, cached, read in place, and pooled by
-        the host.
-    ranges : tuple of SlotRange
-        The ranges of all shards with rows, by slot.
-    slot_map : int32 or int64
-        The id → slot maps of the arena's column slices, concatenated.
-    """
+    """Shape of an arena, and the shard of each range of slots."""
 
     key: ArenaKey
+    # Number of slots. Rows in HBM come first, then staged, cached, read in place, and pooled by the
+    # host.
     rows: int
-    ranges: tuple[SlotRange, ...]
+    ranges: tuple[SlotRange, ...]  # The ranges of all shards with rows, by slot.
+    # Int32 or int64: the id → slot maps of the arena's column slices, concatenated.
     slot_map: Tensor
 
     @cached_property
@@ -135,30 +109,16 @@ class Follows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaSlice:
-    """A range of columns of a table, and the slot of each of its rows.
-
-    Attributes
-    ----------
-    table : str
-    cols : (start, stop)
-    arena : int
-        Index of the arena.
-    rows : int
-        Rows of the table.
-    follows : Follows
-        Computes slots from ids, if `slots` is None.
-    map_start : int
-        Start of the column slice's part of the arena's `slot_map`; −1 if slots follow ids.
-    slots : int32 or int64, shape (rows,), or None
-        A view of this part; None if slots follow ids.
-    """
+    """A range of columns of a table, and the slot of each of its rows."""
 
     table: str
     cols: tuple[int, int]
-    arena: int
-    rows: int
-    follows: Follows
+    arena: int  # Index of the arena.
+    rows: int  # Rows of the table.
+    follows: Follows  # Computes slots from ids, if `slots` is None.
+    # Start of the column slice's part of the arena's `slot_map`; −1 if slots follow ids.
     map_start: int
+    # Int32 or int64, shape (rows,): a view of this part; None if slots follow ids.
     slots: Tensor | None
 
     def slots_of(self, ids: Tensor) -> Tensor:

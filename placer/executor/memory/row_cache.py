@@ -51,23 +51,14 @@ _PROTECTED = torch.iinfo(torch.int32).max
 class RowCache:
     """Cache entries in HBM, and the staged or cached row of each.
 
-    Parameters
-    ----------
-    parts : sequence of SlotRange
-        Contiguous ranges from slot `home` on, cached ranges after staged ones.
-    home : int
-        Number of the arena's slots before the first staged or cached slot.
-    device : torch.device
-        Device of the lookups.
-    policy : {"lfu", "rank"}
-        Which cached rows are evicted first: the least looked up, with counts that halve in
-        `HALF_LIFE_STEPS` steps; or the last in the plan's row order, relative to the
-        `cache_rows` of their shard.
+    Raises PlanMismatchError if there are too many entries.
 
-    Raises
-    ------
-    PlanMismatchError
-        If there are too many entries.
+    - `parts`: contiguous ranges from slot `home` on, cached ranges after staged ones.
+    - `home`: number of the arena's slots before the first staged or cached slot.
+    - `device`: device of the lookups.
+    - `policy`, {"lfu", "rank"}: which cached rows are evicted first: the least looked up, with
+      counts that halve in `HALF_LIFE_STEPS` steps; or the last in the plan's row order, relative to
+      the `cache_rows` of their shard.
 
     Notes
     -----
@@ -150,23 +141,14 @@ class RowCache:
         Take free entries first, then entries of the staged rows unused for longest, then of the
         cached rows of lowest priority. Rows that an open step reads keep their entries.
 
-        Parameters
-        ----------
-        slots : int32 or int64, shape (rows,)
-            Distinct slots; slots that are neither staged nor cached are ignored.
-        counts : integer, shape (rows,)
-            Lookups of each slot.
-        ticket : int
-            Number of the step: at least 0, below 2³¹, never decreasing.
-        oldest_open : int
-            The oldest open step: this step or an earlier one.
-        barred : bool, shape (rows,), or None
-            Rows without an entry that must not get one.
+        - `slots`, int32 or int64, shape (rows,): distinct slots; slots that are neither staged nor
+          cached are ignored.
+        - `counts`, integer, shape (rows,): lookups of each slot.
+        - `ticket`: number of the step: at least 0, below 2³¹, never decreasing.
+        - `oldest_open`: the oldest open step: this step or an earlier one.
+        - `barred`, bool, shape (rows,), or None: rows without an entry that must not get one.
 
-        Returns
-        -------
-        Resolution
-            Valid after its moves. Until then, changed entries hold their old rows.
+        The result is valid after its moves. Until then, changed entries hold their old rows.
         """
         entries = self.find(slots)
         hit = entries >= 0

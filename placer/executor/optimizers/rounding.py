@@ -36,15 +36,10 @@ def random_bits(values: Tensor, updates: Tensor) -> Tensor:
     ``mix(bits of the value XOR mix(updates + 1))``, with `mix` the 32-bit finalizer
     "lowbias32" of C. Wellons' hash prospector (https://github.com/skeeto/hash-prospector).
 
-    Parameters
-    ----------
-    values : float32
-    updates : int64, shape (), or one for each value
-        Number of the update. Only its lowest 32 bits matter.
+    `values` are float32. `updates`, int64, shape (), or one for each value: number of the update,
+    of which only the lowest 32 bits matter.
 
-    Returns
-    -------
-    int32, of the values' shape
+    The result is int32, of the values' shape.
     """
     # Conversion to int32 keeps the lower half of an int64 on every device.
     key = _mix((updates + 1).to(torch.int32))
@@ -66,17 +61,11 @@ def stochastic_round(values: Tensor, dtype: torch.dtype, updates: Tensor) -> Ten
     Random bits are added to the mantissa bits that `dtype` lacks, and the sum is truncated, so that
     a carry rounds up. Values of `dtype`, infinity and NaN stay unchanged.
 
-    Parameters
-    ----------
-    values : float32, contiguous
-    dtype : float32, float16 or bfloat16
-        float32 values stay unchanged.
-    updates : int64, shape (), or one for each value
-        Number of the update, which seeds the random bits; on the values' device.
+    `values` are float32, contiguous; they stay unchanged if that is `dtype`. `updates`, int64, of
+    shape () or one for each value, is the number of the update, which seeds the random bits; it is
+    on the values' device.
 
-    Returns
-    -------
-    dtype, of the values' shape
+    The result is of `dtype`, of the values' shape.
     """
     if dtype == torch.float32:
         return values

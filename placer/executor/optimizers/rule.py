@@ -47,28 +47,17 @@ class Rule:
     "Training highly multiclass classifiers", JMLR 15; Adam: Kingma and Ba 2015,
     arXiv:1412.6980, in the form at the end of its section 2. eps stands where
     `torch.optim.Adagrad` and `torch.optim.SparseAdam` have it.
-
-    Attributes
-    ----------
-    optimizer : OptimizerName
-    lr : float32, shape (), on the computing device
-        A tensor, so that captured CUDA graphs see changes.
-    eps : float
-    updates : int64, shape (), on the computing device
-        Number of updates including this one: Adam's t.
-    beta1, beta2 : float
-        Decay rates of Adam's averages of g and g².
-    stochastic : bool
-        Whether weights of half precision are rounded up or down at random
-        (`placer.executor.optimizers.rounding`) instead of to the nearest.
     """
 
     optimizer: OptimizerName
-    lr: Tensor
+    lr: Tensor  # Float32, shape (): a tensor, so that captured CUDA graphs see changes.
     eps: float
-    updates: Tensor
+    updates: Tensor  # Int64, shape (): number of updates including this one: Adam's t.
+    # Decay rates of Adam's averages of g and g².
     beta1: float = 0.9
     beta2: float = 0.999
+    # Whether weights of half precision are rounded up or down at random
+    # (`placer.executor.optimizers.rounding`) instead of to the nearest.
     stochastic: bool = False
 
     def step_size(self) -> Tensor:
@@ -87,8 +76,6 @@ class Rule:
 def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 0.999)) -> None:
     """Raise PlanMismatchError if a constant of an optimizer is out of range.
 
-    Examples
-    --------
     >>> check_constants(lr=float("nan"))
     Traceback (most recent call last):
     placer.errors.PlanMismatchError: lr nan must be a number of at least 0
@@ -103,18 +90,13 @@ def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 
 def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
     """Return the sum of the gradients of each run of lookups, weighted by `weights`.
 
-    Parameters
-    ----------
-    gradients : float32, shape (bags, width)
-    sources : int32 or int64, shape (lookups,)
-        The bag of each lookup; lookups are sorted by slot.
-    weights : float32, shape (lookups,), or None
-    starts : int64, shape (runs,)
-        Start of each run of equal slots.
+    - `gradients`, float32, shape (bags, width).
+    - `sources`, int32 or int64, shape (lookups,): the bag of each lookup; lookups are sorted by
+      slot.
+    - `weights`, float32, shape (lookups,), or None.
+    - `starts`, int64, shape (runs,): start of each run of equal slots.
 
-    Returns
-    -------
-    float32, shape (runs, width)
+    The result is float32, shape (runs, width).
     """
     return torch.nn.functional.embedding_bag(
         sources, gradients, starts.to(sources.dtype), mode="sum", per_sample_weights=weights
@@ -139,20 +121,14 @@ def updated(
 ) -> tuple[Tensor, Tensor | None]:
     """Return rows and state after one update. It never waits for the device.
 
-    Parameters
-    ----------
-    rule : Rule
-    weights : float32, float16 or bfloat16, shape (rows, width)
-    state : float32, shape (rows,), (rows, width) or (rows, 2 · width), or None
-        See `placer.executor.memory.arena.state_shape`.
-    gradients : float32, shape (rows, width)
-        Sum of each row's gradients over the step.
-    mean_square : float32, shape (rows,), or None
-        Mean of g² over whole rows for row-wise Adagrad, if `weights` are column slices of rows.
+    - `weights`, float32, float16 or bfloat16, shape (rows, width).
+    - `state`, float32, shape (rows,), (rows, width) or (rows, 2 · width), or None: see
+      `placer.executor.memory.arena.state_shape`.
+    - `gradients`, float32, shape (rows, width): sum of each row's gradients over the step.
+    - `mean_square`, float32, shape (rows,), or None: mean of g² over whole rows for row-wise
+      Adagrad, if `weights` are column slices of rows.
 
-    Returns
-    -------
-    Weights and state, with the same dtypes and shapes.
+    The results have the dtypes and shapes of weights and state.
     """
     direction, state = _direction(rule, state, gradients, mean_square)
     result = weights.float().addcmul(direction, rule.step_size(), value=-1)

@@ -78,24 +78,16 @@ class PartitionCounter:
     ) -> "PartitionCounter":
         """Return a counter for a log like `some` samples of it.
 
-        Parameters
-        ----------
-        some
-            An object that `placer.data.in_memory.batches_of` takes, for the columns of the log.
-        id_mapping, rows, min_count, sparse, dense, label, ignore, feature_tables
-        missing, null, encoding
-            As in `placer.data.open_log`.
-        position : str, optional
-            Column of integers that order the samples, from 0 to below 2⁶² / features. Vocabularies
-            number ids in this order. By default the order is by partition, then by sample.
-        memory_bytes : int
-            Most bytes that a task holds besides the record batch that it reads. If counts exceed
-            it, they are yielded before the partition's end, and are added up later.
+        Raises DataError if a column is missing or of a wrong type, or an option is invalid.
 
-        Raises
-        ------
-        DataError
-            If a column is missing or of a wrong type, or an option is invalid.
+        - `some`: an object that `placer.data.in_memory.batches_of` takes, for the columns of the
+          log.
+        - `missing`, `null`, `encoding`: as in `placer.data.open_log`.
+        - `position`: column of integers that order the samples, from 0 to below 2⁶² / features.
+          Vocabularies number ids in this order. By default the order is by partition, then by
+          sample.
+        - `memory_bytes`: most bytes that a task holds besides the record batch that it reads. If
+          counts exceed it, they are yielded before the partition's end, and are added up later.
         """
         source = batches_of(some)
         if position is not None and source.schema.names.count(position) != 1:
@@ -149,24 +141,17 @@ class PartitionCounter:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the counts of one part of the log.
 
-        Parameters
-        ----------
-        part
-            An iterator of its record batches, or an object that
-            `placer.data.in_memory.batches_of` takes.
-        partition : int
-            Number of the part, which orders the ids of vocabularies. Parts may share a number if
-            no table has a vocabulary, or if a column orders the samples.
+        Raises DataError if an id is out of range; the message names the place.
+
+        `part`: an iterator of its record batches, or an object that
+        `placer.data.in_memory.batches_of` takes. `partition`: number of the part, which orders the
+        ids of vocabularies. Parts may share a number if no table has a vocabulary, or if a column
+        orders the samples.
 
         Yields
         ------
         pyarrow.RecordBatch
             Counts with `placer.profile.parts.counts.SCHEMA`, at most 65,536 rows each.
-
-        Raises
-        ------
-        DataError
-            If an id is out of range; the message names the place.
         """
         if not 0 <= partition < 1 << 24:
             raise DataError(f"partition {partition} is not from 0 to {(1 << 24) - 1}")
@@ -234,21 +219,12 @@ class PartitionCounter:
         It equals the profile of `profile_log` over the whole log bit by bit. Memory grows with the
         number of rows that were read, not with the log.
 
-        Parameters
-        ----------
-        parts
-            Tables or record batches of counts, or Parquet files that hold them.
-        sampling : float
-            Share of the log that was counted.
-        source : str
-            Where the log comes from, as text for people.
-        options
-            The dim, dtype, optimizer and pooling of the tables, as in `profile_log`.
+        Raises DataError if the parts hold no samples, or are not counts of this log.
 
-        Raises
-        ------
-        DataError
-            If the parts hold no samples, or are not counts of this log.
+        - `parts`: tables or record batches of counts, or Parquet files that hold them.
+        - `sampling`: share of the log that was counted.
+        - `source`: where the log comes from, as text for people.
+        - `options`: the dim, dtype, optimizer and pooling of the tables, as in `profile_log`.
         """
         sums = sums_of(parts)
         self._check(sums)

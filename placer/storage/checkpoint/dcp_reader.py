@@ -25,12 +25,12 @@ from placer.storage.tensor_rows import TensorRows
 from placer.torch_files import (
     ELEMENT_BYTES,
     MOST_BYTES,
-    MOST_DIMENSIONS,
     Global,
     Made,
     Pairs,
     PickleError,
     TensorFileError,
+    are_counts,
     read_pickle,
 )
 from placer.torch_files import read_tensors as read_file
@@ -232,7 +232,7 @@ def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     try:
-        value = read_pickle(content, _admits)
+        value = read_pickle(content, lambda name: name.name in _ADMITTED.get(name.module, ()))
     except PickleError as error:
         raise CheckpointError(
             f"{path} is damaged, or no metadata of torch.distributed.checkpoint: {error}; "
@@ -251,10 +251,6 @@ class _Wrong(ValueError):
 
 
 _Places = dict[tuple[str, tuple[int, ...] | None], Any]
-
-
-def _admits(name: Global) -> bool:
-    return name.name in _ADMITTED.get(name.module, ())
 
 
 def _tensors(metadata: Made) -> Iterator[StoredTensor]:
@@ -281,12 +277,7 @@ def _tensors(metadata: Made) -> Iterator[StoredTensor]:
         yield StoredTensor(name, _dtype(name, properties), shape, tuple(blocks))
 
 
-def _block(
-    name: str,
-    shape: tuple[int, ...],
-    chunk: Any,
-    places: _Places,
-) -> Block:
+def _block(name: str, shape: tuple[int, ...], chunk: Any, places: _Places) -> Block:
     of_chunk = _fields(chunk, "metadata", "ChunkStorageMetadata", "offsets", "sizes")
     offsets, sizes = map(_size, of_chunk)
     if (name, offsets) not in places:
@@ -299,7 +290,7 @@ def _block(
     # A name with folders could lead out of the folder.
     if not fits or not isinstance(file, str) or not is_name(file):
         raise _Wrong(f"{_shown(name)} has a part at {offsets} of {sizes} in {_shown(file)}")
-    if not _is_count(start) or not _is_count(length):
+    if not are_counts((start, length)):
         raise _Wrong(
             f"{_shown(name)} has a part of {_shown(length)} bytes from byte {_shown(start)} on"
         )
@@ -339,17 +330,11 @@ def _dtype(name: str, properties: Any) -> str:
 
 def _size(value: Any) -> tuple[int, ...]:
     """Return a pickled `torch.Size` as a tuple of numbers from 0 up that fit in 64 bits."""
-    if isinstance(value, Made) and value.of == Global("torch", "Size") and not value.has_state:
+    if isinstance(value, Made) and value.of == Global("torch", "Size") and value.state is None:
         numbers: Any = value.arguments[0] if len(value.arguments) == 1 else None
-        # Older Python versions wrote a list.
-        is_short = isinstance(numbers, tuple | list) and len(numbers) <= MOST_DIMENSIONS
-        if is_short and all(map(_is_count, numbers)):
+        if are_counts(numbers):  # Older Python versions wrote a list.
             return tuple(numbers)
     raise _Wrong(f"it has a shape that is none: {_shown(value)}")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _made(value: Any, module: str, name: str) -> Made:

@@ -43,8 +43,6 @@ def save_model(
     has no placed table, or a state that is no plain tensor. Raises BackendError if a rank is lost.
     The folder is then absent or complete.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from placer import Plan, Shard, Table, Topology
     >>> from placer.executor import PlacedEmbeddings
@@ -113,8 +111,6 @@ def save_tables(folder: StrPath, applied: AppliedPlan, *, replace: bool = False)
     Raises CheckpointError on all ranks if the folder exists without `replace`, or cannot be
     written. Raises BackendError if a rank is lost. The folder is then absent or complete.
 
-    Examples
-    --------
     >>> import tempfile
     >>> from torch import nn
     >>> from placer import Plan, Shard, Table, Topology, apply_plan

@@ -7,7 +7,6 @@ from placer.lazy import lazy_exports
 if TYPE_CHECKING:
     from solvers.report.page.answers import Answers as Answers
     from solvers.report.page.answers import ask as ask
-    from solvers.report.page.questions import RENAMED_FLAGS as RENAMED_FLAGS
     from solvers.report.page.questions import Questions as Questions
     from solvers.report.page.render import write_page as write_page
 

@@ -92,10 +92,7 @@ def ask(
     are like those of `placer show`. `limits` hold for each search. `on_progress` is called with the
     work done, all work if known, and the name of the work.
 
-    Raises
-    ------
-    PlacerError
-        If a file cannot be read, or the plan's profile is not there.
+    Raises PlacerError if a file cannot be read, or the plan's profile is not there.
     """
     asked = questions or Questions()
     plan = Plan.load(path)

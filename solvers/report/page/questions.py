@@ -1,19 +1,11 @@
 """The optional questions of a page, from which the command line takes its options."""
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from placer.data.layout import Format
-from placer.knobs import Knob, check_knobs
+from placer.knobs import check_knobs, knob
 from placer.units import parse_sizes
 from solvers.registry import check_names
-
-RENAMED_FLAGS = {
-    "compared": "compared --compare",
-    "data_format": "log_format --log-format",
-    "explained": "explained --explain",
-}
-"""Names and flags of questions whose flags differ from their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,40 +16,36 @@ class Questions:
     4
     """
 
-    compared: Annotated[
-        str | None,
-        Knob("Also solve the plan's problem with these solvers: ilp,auto.", kind=check_names),
-    ] = None
-    hbm_steps: Annotated[
-        str | None,
-        Knob(
-            "Also show the step time with each of these GPU budgets: 2GiB,4GiB.", kind=parse_sizes
-        ),
-    ] = None
-    whatif: Annotated[bool, Knob("Also show what more memory or a faster machine would gain.")] = (
-        False
+    compared: str | None = knob(
+        None,
+        "Also solve the plan's problem with these solvers: ilp,auto.",
+        "compared --compare",
+        kind=check_names,
     )
-    solver: Annotated[str, Knob("Solver for --hbm-steps and --whatif.", kind=check_names)] = (
-        "greedy-cost"
+    hbm_steps: str | None = knob(
+        None,
+        "Also show the step time with each of these GPU budgets: 2GiB,4GiB.",
+        kind=parse_sizes,
     )
-    data: Annotated[tuple[str, ...], Knob("Log file to replay through the plan; repeatable.")] = ()
-    data_format: Annotated[
-        Format | None, Knob("Format of --data; by default it is found from the file names.")
-    ] = None
-    batches: Annotated[int | None, Knob("Replay only this many batches of the log.", least=1)] = (
-        None
+    whatif: bool = knob(False, "Also show what more memory or a faster machine would gain.")
+    solver: str = knob("greedy-cost", "Solver for --hbm-steps and --whatif.", kind=check_names)
+    data: tuple[str, ...] = knob((), "Log file to replay through the plan; repeatable.")
+    data_format: Format | None = knob(
+        None,
+        "Format of --data; by default it is found from the file names.",
+        "log_format --log-format",
     )
-    windows: Annotated[
-        int, Knob("Divide the log into this many parts, to see how its accesses change.", least=1)
-    ] = 4
-    explained: Annotated[
-        int | None,
-        Knob(
-            "Show other placements of this many tables, the slowest ones; by default 3 if the plan "
-            "is small.",
-            least=0,
-        ),
-    ] = None
+    batches: int | None = knob(None, "Replay only this many batches of the log.", least=1)
+    windows: int = knob(
+        4, "Divide the log into this many parts, to see how its accesses change.", least=1
+    )
+    explained: int | None = knob(
+        None,
+        "Show other placements of this many tables, the slowest ones; by default 3 if the plan is "
+        "small.",
+        "explained --explain",
+        least=0,
+    )
 
     def __post_init__(self) -> None:
         check_knobs(self)

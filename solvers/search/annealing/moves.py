@@ -110,12 +110,8 @@ def run_moves(
 ) -> float:
     """Try moves `first` to `last`; return the best step time and keep its state in `best_…`.
 
-    Parameters
-    ----------
-    best_s : float
-        Step time that a state must beat to become the best.
-    best_option, best_gpu : int64
-        As in `State`; written to.
+    `best_s`: step time that a state must beat to become the best. `best_option`, `best_gpu`: as in
+    `State`; written to.
     """
     rarely = 1 + state.held.size // rules.many_gpus
     for step in range(first, last):

@@ -50,12 +50,8 @@ class _Option(NamedTuple):
 class AnnealingProblem:
     """The units, options and items of an instance, each known by its number.
 
-    Parameters
-    ----------
-    starts : sequence of Assignment
-        Assignments whose sharding options are included.
-    clock : Clock
-        Limits the time for computing costs.
+    `starts`: assignments whose sharding options are included. `clock`: limits the time for
+    computing costs.
     """
 
     def __init__(self, starts: Sequence[Assignment], clock: Clock) -> None:
@@ -313,10 +309,7 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
     to divide, and their shards balance GPUs. Both kinds come in turns. If servers are there for
     their memory, the largest tables come first.
 
-    Parameters
-    ----------
-    work_s : mapping of float
-        Seconds of each table.
+    `work_s`: seconds of each table.
     """
     profiles = instance.problem.profile.tables
     if instance.servers and instance.dram_price:

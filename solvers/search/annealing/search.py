@@ -73,21 +73,12 @@ _LOADED_IN_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class AnnealingParams:
-    """Knobs of `anneal`.
+    """Knobs of `anneal`."""
 
-    Attributes
-    ----------
-    first_steps : int
-        Largest number of steps of the first runs; 0 to derive it from the problem's size.
-    longest : int
-        Longest run, as a multiple of the first run's steps.
-    idle_runs : int
-        Stop after this many longest runs without a gain.
-    """
-
+    # Largest number of steps of the first runs; 0 to derive it from the problem's size.
     first_steps: int = 0
-    longest: int = 8
-    idle_runs: int = 6
+    longest: int = 8  # Longest run, as a multiple of the first run's steps.
+    idle_runs: int = 6  # Stop after this many longest runs without a gain.
 
 
 def anneal(

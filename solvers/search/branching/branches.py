@@ -44,30 +44,19 @@ class _Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Divides nodes into parts.
-
-    Attributes
-    ----------
-    formulation : Formulation
-    order : sequence of int
-        Tables in the order of their branches.
-    are_arenas_first : bool
-        Whether the number of GPUs of each arena is decided before any table.
-    examined : callable
-        Returns each node with its bound and relaxation; None if no plan of it is of interest.
-    target : callable
-        Returns the step time, in units of the formulation, that a plan of interest must beat.
-    """
+    """Divides nodes into parts."""
 
     formulation: Formulation
-    order: Sequence[int]
-    are_arenas_first: bool
-    examined: Callable[[Sequence[Node]], Iterator[Examined | None]]
+    order: Sequence[int]  # Tables in the order of their branches.
+    are_arenas_first: bool  # Whether the number of GPUs of each arena is decided before any table.
+    # Yields the nodes that may hold plans of interest, with their bounds and relaxations.
+    examined: Callable[[Sequence[Node]], Iterator[Examined]]
+    # Returns the step time, in units of the formulation, that a plan of interest must beat.
     target: Callable[[], float]
 
     def kept(self, nodes: Sequence[Node]) -> list[Node]:
         """Return nodes that may hold plans of interest, with their bounds and remaining options."""
-        return [found.node for found in self.examined(nodes) if found is not None]
+        return [found.node for found in self.examined(nodes)]
 
     def of(self, node: Node) -> list[Node] | None:
         """Return parts of a node that hold all its plans of interest; None if all is decided."""
@@ -94,10 +83,24 @@ class Branches:
 
         Take the table that the relaxation is farthest from deciding. Return None if it decides all.
         """
-        if node.depth or not node.undecided.size or node.undecided.max() < _NEARLY_WHOLE:
+        if node.depth or not node.undecided.size:
             return None
-        table, every = int(node.undecided.argmax()), ((True, False), (False, True), (True, True))
-        return self.kept([replace(node, sides={**node.sides, table: each}) for each in every])
+        undecided = node.undecided.copy()
+        undecided[list(node.sides)] = 0.0
+        if undecided.max() < _NEARLY_WHOLE:
+            return None
+        table, f = int(undecided.argmax()), self.formulation
+        gpus, servers = f.instance.gpus - f.instance.servers, f.instance.servers
+        shards = np.array([f.layouts[option].shards for option in node.options.tolist()])
+        others = f.table_of[node.options] != table
+        sides = (True, False), (False, True), (True, True)
+        may = shards <= gpus, shards <= servers, shards > 1
+        return self.kept(
+            [
+                replace(node.within(others | fits), depth=0, sides={**node.sides, table: each})
+                for each, fits in zip(sides, may, strict=True)
+            ]
+        )
 
     def _servers_first(self, node: Node) -> list[int]:
         """Return the order of tables with those first that servers share with GPUs or hold alone.
@@ -180,8 +183,6 @@ class Branches:
             ]
             whole = []
             for left in self.examined(parts):
-                if left is None:
-                    continue
                 known = layouts_of(f, left.node, table)
                 if len(known) == 1:
                     found.append(_Cut(known[0], *left))

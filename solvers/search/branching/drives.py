@@ -16,12 +16,9 @@ from solvers.model.knapsack import Float, Int
 class DrivePoints:
     """Drive points of all parts.
 
-    Attributes
-    ----------
-    costs : float64, shape (rows of points, 1 + drive points)
-        What each adds to a point of its part; the first stands for no rows on a drive.
-    number : int
-        Number of drive points. The column of point k and drive point m is `k * number + m`.
+    `costs`, shape (rows of points, 1 + drive points): what each adds to a point of its part; the
+    first stands for no rows on a drive. `number`: number of drive points. The column of point k and
+    drive point m is `k * number + m`.
     """
 
     def __init__(

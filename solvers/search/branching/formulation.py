@@ -60,52 +60,35 @@ class Formulation:
     that numbers are near 1, seconds are in units of `unit_s`, bytes of HBM in units of the largest
     GPU's HBM, and bytes of DRAM in units of all DRAM.
 
-    Parameters
-    ----------
-    instance : Instance
-    upper_s : float
-        The step time of a plan.
-    price_s_per_byte : float
-        A price of HBM, in GPU seconds.
-    most_points : int
-        Merge similar points if all curves have about this many; from a tenth of it on, merge
-        points that hardly differ.
+    - `upper_s`: the step time of a plan.
+    - `price_s_per_byte`: a price of HBM, in GPU seconds.
+    - `most_points`: merge similar points if all curves have about this many; from a tenth of it on,
+      merge points that hardly differ.
 
-    Attributes
-    ----------
-    nearly : float
-        Largest total error by merging points, as a share of a GPU's HBM and step.
-    options : list of ShardingOption
-        Options of all tables that some GPU has room for.
-    table_of : int64, shape (options,)
-    layouts : list of Layout
-        Of the options.
-    launches : float64, shape (kinds of GPUs, phases)
-    gpus_of_kind : dict of (int, float) to int
-        Number of GPUs by kind and HBM.
-    replicas : float64, shape (kinds of GPUs, options, 1 + phases)
-        Bytes and seconds of an option's replicas on every GPU.
-    replica_arena : int64, shape (options,)
-        Arena of an option's replicas; -1 without replicas.
-    option_of, times, width_of, arena_of, number_of, shard_of, kind_of : arrays, shape (parts,)
-        Of each part: its option, the number of its shards, their columns, their arena, their
-        number within the option, their number among all, and the kind of GPU. Parts that differ
-        only in the kind stand for the same shards.
-    points : float64, shape (1 + phases, points)
-        Bytes and seconds of a part's shard, part by part. If DRAM has a price, a last row has the
-        bytes there.
-    is_long : bool, shape (parts,)
-        Whether a part's shard is long enough for a phase to wait for it.
-    starts, sizes : int64, shape (parts,)
-        First point and number of points of each part.
-    first_points : int64
-        Columns of the first linear program: the cheapest at some prices of HBM.
-    drives : DrivePoints
-        Drive points, which are combined with points.
-    server_kinds : int64
-        Kinds of GPUs that are servers, if these are there for lack of DRAM.
-    option_costs, table_costs : float64, shapes (options,) and (tables,)
-        Costs of options at the first price of HBM, and of each table's cheapest option.
+    Attributes:
+    - `nearly`: largest total error by merging points, as a share of a GPU's HBM and step.
+    - `options`: options of all tables that some GPU has room for.
+    - `table_of`, int64, shape (options,).
+    - `layouts`: of the options.
+    - `launches`, shape (kinds of GPUs, phases).
+    - `gpus_of_kind`: number of GPUs by kind and HBM.
+    - `replicas`, shape (kinds of GPUs, options, 1 + phases): bytes and seconds of an option's
+      replicas on every GPU.
+    - `replica_arena`, int64, shape (options,): arena of an option's replicas; -1 without replicas.
+    - `option_of`, `times`, `width_of`, `arena_of`, `number_of`, `shard_of`, `kind_of`, arrays,
+      shape (parts,): of each part: its option, the number of its shards, their columns, their
+      arena, their number within the option, their number among all, and the kind of GPU. Parts that
+      differ only in the kind stand for the same shards.
+    - `points`, shape (1 + phases, points): bytes and seconds of a part's shard, part by part. If
+      DRAM has a price, a last row has the bytes there.
+    - `is_long`, bool, shape (parts,): whether a part's shard is long enough for a phase to wait for
+      it.
+    - `starts`, `sizes`, int64, shape (parts,): first point and number of points of each part.
+    - `first_points`: columns of the first linear program: the cheapest at some prices of HBM.
+    - `drives`: drive points, which are combined with points.
+    - `server_kinds`: kinds of GPUs that are servers, if these are there for lack of DRAM.
+    - `option_costs`, `table_costs`, shapes (options,) and (tables,): costs of options at the first
+      price of HBM, and of each table's cheapest option.
     """
 
     def __init__(
@@ -270,16 +253,10 @@ class Formulation:
     def _merged(self, points: Float, nearly: float) -> Float:
         """Merge points that are nearly equal, at the least of their costs.
 
-        Parameters
-        ----------
-        points : float64, shape (1 + phases, m), or two rows more
-            Bytes and seconds, bytes of DRAM, and numbers of points.
-        nearly : float
-            Share of a GPU's HBM and of the step.
+        `points`, shape (1 + phases, m), or two rows more: bytes and seconds, bytes of DRAM, and
+        numbers of points. `nearly`: share of a GPU's HBM and of the step.
 
-        Returns
-        -------
-        float64, of as many rows
+        The result has as many rows.
         """
         if not points.shape[1]:
             return points
@@ -354,11 +331,7 @@ def points_of(instance: Instance) -> int:
 def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
     """Return the least of the costs of each part, and the first point that has it, shapes (parts,).
 
-    Parameters
-    ----------
-    costs : float64, shape (points,)
-        Part by part.
-    starts, sizes : int64, shape (parts,)
+    `costs`, shape (points,): part by part. `starts`, `sizes`, int64, shape (parts,).
 
     Examples
     --------

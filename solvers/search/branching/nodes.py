@@ -23,61 +23,36 @@ _NEVER = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """GPUs that are alike.
-
-    Attributes
-    ----------
-    gpus : int
-    kind : int
-        GPUs of one kind cost the same.
-    hbm : float
-        HBM of each GPU, in units of the formulation.
-    widths : dict of int to int
-        Columns that each GPU serves of each decided table; 0 for none.
-    """
+    """GPUs that are alike."""
 
     gpus: int
-    kind: int
-    hbm: float
-    widths: dict[int, int]
+    kind: int  # GPUs of one kind cost the same.
+    hbm: float  # HBM of each GPU, in units of the formulation.
+    widths: dict[int, int]  # Columns that each GPU serves of each decided table; 0 for none.
 
 
 @dataclass(order=True, slots=True)
 class Node:
-    """A part of the search space, with a bound of all its placements.
+    """A part of the search space, with a bound of all its placements."""
 
-    Attributes
-    ----------
-    bound : float
-        Step time in units of the formulation.
-    depth : int
-        Minus the number of decisions: of equal bounds, the deepest node comes first.
-    extra : float64, shape (options of the node,)
-        Cost of an option beyond its table's cheapest at the last program's prices.
-    points : int64
-        Columns of the node's first program.
-    arenas : dict of int to (int, int)
-        Least and largest number of GPUs of each decided arena.
-    needed : float64, shape (arenas,)
-        GPUs of each arena in the node's relaxation; empty once tables are decided.
-    sides : dict of int to (bool, bool)
-        For decided tables, whether GPUs and whether servers hold their rows.
-    undecided : float64, shape (tables,)
-        How far the relaxation is from deciding `sides` of each table, from 0 to 0.25; empty once
-        tables are cut, or without servers for lack of DRAM.
-    """
-
-    bound: float
-    depth: int
+    bound: float  # Step time in units of the formulation.
+    depth: int  # Minus the number of decisions: of equal bounds, the deepest node comes first.
     number: int
     groups: tuple[Group, ...] = field(compare=False)
     layouts: dict[int, Layout] = field(compare=False)
     options: Int = field(compare=False)
+    # Shape (options of the node,): cost of an option beyond its table's cheapest at the last
+    # program's prices.
     extra: Float = field(compare=False)
-    points: Int = field(compare=False)
+    points: Int = field(compare=False)  # Columns of the node's first program.
+    # Least and largest number of GPUs of each decided arena.
     arenas: dict[int, tuple[int, int]] = field(compare=False, default_factory=dict)
+    # Shape (arenas,): GPUs of each arena in the node's relaxation; empty once tables are decided.
     needed: Float = field(compare=False, default_factory=lambda: np.zeros(0))
+    # For decided tables, whether GPUs and whether servers hold their rows.
     sides: dict[int, tuple[bool, bool]] = field(compare=False, default_factory=dict)
+    # Shape (tables,): how far the relaxation is from deciding `sides` of each table, from 0 to
+    # 0.25; empty once tables are cut, or without servers for lack of DRAM.
     undecided: Float = field(compare=False, default_factory=lambda: np.zeros(0))
 
     def within(self, kept: npt.NDArray[np.bool_]) -> "Node":
@@ -100,45 +75,23 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Relaxed:
-    """A node's relaxation.
+    """A node's relaxation."""
 
-    Attributes
-    ----------
-    bound : float
-        No placement of the node is faster. If above the limit, no placement beats the limit.
-    value : float
-        Value of the program. It is not below the bound, as the program lacks some points.
-    options : int64
-        Options that a placement as fast as the limit can use.
-    extra : float64
-        Cost of each option beyond its table's cheapest, at the bound's prices.
-    points : int64
-        Columns that are cheapest, or nearly, at the bound's prices.
-    chosen : float64, shape (options of the node,)
-        Share of its table that each option takes.
-    served : float64, shape (parts, groups)
-        Number of a part's shards that each group serves.
-    of_groups : float64, shape (parts, groups)
-        Least cost of a part's shard in each group, at the bound's prices.
-    needed : float64, shape (arenas,)
-        GPUs that each arena needs for what is served; empty once tables are decided.
-    undecided : float64, shape (tables,)
-        As in `Node`.
-    is_solved : bool
-        If false, the solver stopped early and nothing is known.
-    """
-
+    # No placement of the node is faster. If above the limit, no placement beats the limit.
     bound: float
+    # Value of the program. It is not below the bound, as the program lacks some points.
     value: float
-    options: Int
-    extra: Float
-    points: Int
-    chosen: Float
-    served: Float
+    options: Int  # Options that a placement as fast as the limit can use.
+    extra: Float  # Cost of each option beyond its table's cheapest, at the bound's prices.
+    points: Int  # Columns that are cheapest, or nearly, at the bound's prices.
+    chosen: Float  # Shape (options of the node,): share of its table that each option takes.
+    served: Float  # Shape (parts, groups): number of a part's shards that each group serves.
+    # Shape (parts, groups): least cost of a part's shard in each group, at the bound's prices.
     of_groups: Float
+    # Shape (arenas,): GPUs that each arena needs for what is served; empty once tables are decided.
     needed: Float
-    undecided: Float
-    is_solved: bool = True
+    undecided: Float  # Shape (tables,): as in `Node`.
+    is_solved: bool = True  # If false, the solver stopped early and nothing is known.
 
     @property
     def is_exact(self) -> bool:
@@ -176,17 +129,11 @@ def undecided_sides(formulation: Formulation, node: Node, chosen: Float, served:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to serve a table's shards.
+    """A way to serve a table's shards."""
 
-    Attributes
-    ----------
-    groups : tuple of Group
-        The node's groups, divided by what they serve of the table.
-    counts : list of list of int, shape (widths of the layout, groups of the node)
-        Number of shards of each width that each group of the node serves.
-    """
-
-    groups: tuple[Group, ...]
+    groups: tuple[Group, ...]  # The node's groups, divided by what they serve of the table.
+    # Shape (widths of the layout, groups of the node): number of shards of each width that each
+    # group of the node serves.
     counts: list[list[int]]
 
 
@@ -214,10 +161,7 @@ def bounds_of_ways(
     They use the prices of the node's relaxation. Parts of a divided group keep its prices, so that
     the costs of other tables stay.
 
-    Parameters
-    ----------
-    relaxation : Relaxed
-        Relaxation of the node in which the table has only this layout.
+    `relaxation`: relaxation of the node in which the table has only this layout.
     """
     f = formulation
     counts = np.array([way.counts for way in ways], dtype=np.float64)

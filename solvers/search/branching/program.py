@@ -31,12 +31,7 @@ a placement may cost beyond the node's bound."""
 class GroupProgram:
     """The linear program of a node, with some of its options and points.
 
-    Parameters
-    ----------
-    formulation : Formulation
-    node : Node
-    most : float
-        Step time that a placement has to beat, in units of the formulation.
+    `most`: step time that a placement has to beat, in units of the formulation.
     """
 
     def __init__(self, formulation: Formulation, node: Node, most: float) -> None:
@@ -319,11 +314,7 @@ class GroupProgram:
 
         Shard costs have shape (parts of the formulation, groups).
 
-        Parameters
-        ----------
-        prices : float64, shape (rows,)
-        due : float64, shape (columns,)
-            Reduced cost of each column.
+        `prices`, shape (rows,). `due`, shape (columns,): reduced cost of each column.
         """
         f, options, groups = self.formulation, self.node.options, self.sizes.size
         # The price of an absent limit is a rounding error: set it to 0.

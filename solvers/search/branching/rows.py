@@ -60,11 +60,8 @@ def linear_model(
     With scipy it is filled by one sparse matrix; without, entry by entry, which takes a few times
     as long.
 
-    Parameters
-    ----------
-    aim, least, most : float64, shape (columns,)
-    kept : tuple of arrays of bool, shapes (rows,) and (columns,)
-        Rows and columns that the model has.
+    `aim`, `least`, `most`, shape (columns,). `kept`, tuple of arrays of bool, shapes (rows,) and
+    (columns,): rows and columns that the model has.
     """
     from ortools.linear_solver.python import model_builder_helper as linear
 

@@ -52,23 +52,15 @@ _ROUNDED_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class BranchingParams:
-    """Knobs of `branch_and_bound`.
+    """Knobs of `branch_and_bound`."""
 
-    Attributes
-    ----------
-    most_gap : float
-        Stop after the first relaxation if the gap is larger: such a plan waits for something
-        outside the program, such as a host's memory. With 0, always stop there.
-    arena_gpus : int
-        Up to this many GPUs, decide first how many of them have each arena, if launches take much
-        of a step.
-    programs : int
-        Largest number of programs if steps are limited.
-    """
-
+    # Stop after the first relaxation if the gap is larger: such a plan waits for something outside
+    # the program, such as a host's memory. With 0, always stop there.
     most_gap: float = 10.0
+    # Up to this many GPUs, decide first how many of them have each arena, if launches take much of
+    # a step.
     arena_gpus: int = 4
-    programs: int = 25
+    programs: int = 25  # Largest number of programs if steps are limited.
 
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
@@ -89,8 +81,6 @@ class BranchAndBound:
     roots : list of Node or None
         Nodes with their first relaxations, which together hold all plans below `below_s`: the whole
         search space, or its parts by which tables servers hold.
-    near : Assignment or None
-        Rounding of the best root, however slow, if servers are there for lack of DRAM.
     """
 
     def __init__(
@@ -104,17 +94,16 @@ class BranchAndBound:
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
         self.roots: list[Node] | None = None
-        self.near: Assignment | None = None
         self.below_s = best.step_time_s
+        self.bound_s = 0.0
         if before is not None and before.formulation.instance is instance:
-            formulation = before.formulation
+            formulation, self.bound_s = before.formulation, before.bound_s
             if self.below_s <= before.below_s:
                 self.roots, self.below_s = before.roots, before.below_s
         else:
             formulation = Formulation(instance, best.step_time_s, price_s_per_byte, _MOST_POINTS)
         self.formulation: Formulation = formulation
         self.unit_s = self.formulation.unit_s
-        self.bound_s = 0.0
         self.programs = 0
         self._rounded_s = 0.0
         self._begin_s = clock.left_s
@@ -177,6 +166,7 @@ class BranchAndBound:
         while not self.spent and wanted > gap and may_gain:
             wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
             left = self._left
+            self.roots = self._by_side(self.roots, self._target(wanted))
             may_gain = self._search(self.roots, wanted) and not self.spent
             # A search that does not end proves nothing, so it has to fit into the time left. One
             # that begins with a poor plan examines more nodes.
@@ -197,16 +187,18 @@ class BranchAndBound:
         parts = [root.with_relaxation(found)]
         if not f.server_kinds.size:
             return parts
-        self.near = rounded(self.best.instance, f, root, found)
-        while parts and not self.spent:
+        return self._by_side(parts, 0.0)
+
+    def _by_side(self, roots: Sequence[Node], most: float) -> list[Node]:
+        """Divide roots by which tables servers hold, up to a bound; at least the lowest one."""
+        parts, decided = sorted(roots), list[Node]()
+        while parts and not self.spent and (not decided or parts[0].bound < most):
             divided = self._branches(0.0).by_side(parts[0])
             if divided is None:
-                found = self._relaxed(parts[0], self.limit, _NODE_ROUNDS)
-                if found.is_solved:
-                    self.near = rounded(self.best.instance, f, parts[0], found) or self.near
-                break
-            parts = sorted(parts[1:] + divided)
-        return parts
+                decided.append(parts.pop(0))
+            else:
+                parts = sorted(parts[1:] + divided)
+        return sorted(decided + parts)
 
     @property
     def _left(self) -> float:
@@ -253,21 +245,19 @@ class BranchAndBound:
         """Return the step time that a plan must beat to be of interest."""
         return self.limit / (1 + gap)
 
-    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined | None]:
-        """Yield each node with its bound and remaining options, or None if it is of no interest."""
+    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined]:
+        """Yield each node that may hold plans of interest, with its bound and remaining options."""
         target, tables = self._target(gap), self.formulation.instance.tables
+        nodes = [node for node in nodes if node.bound < target]
         rounds = _NODE_ROUNDS
         examined = self._map(lambda node: self._relaxed_and_placed(node, target, rounds), nodes)
         for node, found in zip(nodes, examined, strict=True):
             if not found.is_solved:
                 yield Examined(node, None)
-                continue
-            if found.bound >= target:
-                yield None
-                continue
-            left = np.unique(self.formulation.table_of[found.options]).size
-            kept = Examined(node.with_relaxation(found), found)
-            yield kept if left == tables else None
+            elif found.bound < target:
+                left = np.unique(self.formulation.table_of[found.options]).size
+                if left == tables:
+                    yield Examined(node.with_relaxation(found), found)
 
     def _relaxed(self, node: Node, most: float, rounds: int) -> Relaxed:
         if self.spent:
@@ -317,15 +307,10 @@ def branch_and_bound(
     Stop when no plan is left that is faster by a share of `gap`. Return None for a single GPU and
     for problems that are too large.
 
-    Parameters
-    ----------
-    price_s_per_byte : float
-        A first price of HBM, in GPU seconds.
-    bounding : Instance or None
-        The problem with more chains of phases, each a lower bound of a step; by default the
-        problem of `best`.
-    before : BranchAndBound or None
-        An earlier search of the same problem, whose formulation and roots are reused.
+    - `price_s_per_byte`: a first price of HBM, in GPU seconds.
+    - `bounding`: the problem with more chains of phases, each a lower bound of a step; by default
+      the problem of `best`.
+    - `before`: an earlier search of the same problem, whose formulation and roots are reused.
 
     Examples
     --------

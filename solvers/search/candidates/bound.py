@@ -13,15 +13,10 @@ _STEPS = 40
 class Pool:
     """All candidates of all tables in one list, table by table, as if all memory were one.
 
-    Attributes
-    ----------
-    starts : int64, shape (tables,)
-        The first candidate of each table, which has at least one.
-    seconds, longest_s : float64, shape (candidates,)
-        Time of all shards together, and of the longest.
-    tier_bytes : float64, shape (candidates, tiers)
-    capacity : float64, shape (tiers,)
-        Of all ranks together.
+    - `starts`, int64, shape (tables,): the first candidate of each table, which has at least one.
+    - `seconds`, `longest_s`, shape (candidates,): time of all shards together, and of the longest.
+    - `tier_bytes`, shape (candidates, tiers).
+    - `capacity`, shape (tiers,): of all ranks together.
     """
 
     def __init__(self, tables: Sequence[Sequence[Group]], memory: Float) -> None:

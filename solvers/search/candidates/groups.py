@@ -17,31 +17,15 @@ Bool = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Candidates of a table whose shards are placed in the same way.
+    """Candidates of a table whose shards are placed in the same way."""
 
-    Attributes
-    ----------
-    span : int
-        Ranks of a unit: 1, those of a host or several, or all.
-    same_host : bool
-        Whether all units must be on the ranks of one host.
-    distinct : bool
-        Whether all units must be on different ranks.
-    seconds : float64, shape (candidates, units, span)
-        Time of each shard, in any unit.
-    tier_bytes : float64, shape (candidates, units, span, tiers)
-    sources : list
-        What each candidate was made of.
-    allowed : bool, shape (ranks,), optional
-        Ranks that units of one shard may be on; all by default.
-    """
-
-    span: int
-    same_host: bool
-    distinct: bool
-    seconds: Float
-    tier_bytes: Float
-    sources: list[Any]
+    span: int  # Ranks of a unit: 1, those of a host or several, or all.
+    same_host: bool  # Whether all units must be on the ranks of one host.
+    distinct: bool  # Whether all units must be on different ranks.
+    seconds: Float  # Shape (candidates, units, span): time of each shard, in any unit.
+    tier_bytes: Float  # Shape (candidates, units, span, tiers).
+    sources: list[Any]  # What each candidate was made of.
+    # Shape (ranks,): ranks that units of one shard may be on; all by default.
     allowed: Bool | None = None
 
     @property
@@ -58,10 +42,7 @@ class Group:
     def worthwhile(self, memory: Float) -> "Group | None":
         """Return the candidates that fit and that no other one is as good as; None if none fits.
 
-        Parameters
-        ----------
-        memory : float64, shape (ranks, tiers)
-            Bytes of each rank.
+        `memory`, shape (ranks, tiers): bytes of each rank.
         """
         fitting = self._only(self._fitting(memory))
         return fitting._only(fitting._undominated()) if fitting.sources else None

@@ -16,26 +16,14 @@ beyond so many lower limits, whose powers are no numbers, are taken as equal."""
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """What is searched.
+    """What is searched."""
 
-    Attributes
-    ----------
-    tables : list of list of Group
-        Candidates of each table.
-    bundles : list of tuple of int
-        All tables, those together that must be on the ranks of one host.
-    memory : float64, shape (ranks, tiers)
-    local_ranks : int
-        Ranks of a host.
-    limit_s : float
-        A lower limit of the time, by which times are compared.
-    """
-
-    tables: list[list[Group]]
+    tables: list[list[Group]]  # Candidates of each table.
+    # All tables, those together that must be on the ranks of one host.
     bundles: list[tuple[int, ...]]
-    memory: Float
-    local_ranks: int
-    limit_s: float
+    memory: Float  # Shape (ranks, tiers).
+    local_ranks: int  # Ranks of a host.
+    limit_s: float  # A lower limit of the time, by which times are compared.
 
     @cached_property
     def bundle_of(self) -> dict[int, tuple[int, ...]]:
@@ -67,11 +55,7 @@ def ranks_of(group: Group, slots: Sequence[int]) -> Int:
 class State:
     """Places of tables, and the time and free memory of each rank. Mutable.
 
-    Attributes
-    ----------
-    places : dict of int to Place
-    seconds : float64, shape (ranks,)
-    free : float64, shape (ranks, tiers)
+    `seconds`, shape (ranks,). `free`, shape (ranks, tiers).
     """
 
     def __init__(self, space: Space, places: dict[int, Place] | None = None) -> None:

@@ -58,13 +58,9 @@ def search(
 ) -> Found:
     """Place all tables so that the slowest rank is fast.
 
-    Parameters
-    ----------
-    tables : list of list of Group
-        Candidates of each table, at least one.
-    bundles : sequence of tuple of int
-        All tables; tables of a tuple must be on one host.
-    memory : float64, shape (ranks, tiers)
+    - `tables`: candidates of each table, at least one.
+    - `bundles`: all tables; tables of a tuple must be on one host.
+    - `memory`, shape (ranks, tiers).
     """
     # Ignore tiers that no candidate uses.
     tiers = np.any([(g.tier_bytes > 0).any(axis=(0, 1, 2)) for own in tables for g in own], axis=0)

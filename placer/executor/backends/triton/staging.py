@@ -19,38 +19,21 @@ from placer.executor.phases import phase
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolved:
-    """The staged and cached rows of a step: a contiguous part of its runs.
+    """The staged and cached rows of a step: a contiguous part of its runs."""
 
-    Attributes
-    ----------
-    run_places : int32 or int64, shape (lookups,)
-        The place of each run.
-    first, last : int32, shape ()
-        The runs ``first..last`` have staged and cached rows.
-    most : int
-        Largest possible number of these runs.
-    """
-
-    run_places: Tensor
+    run_places: Tensor  # Int32 or int64, shape (lookups,): the place of each run.
+    # Int32, shape (): the runs ``first..last`` have staged and cached rows.
     first: Tensor
     last: Tensor
-    most: int
+    most: int  # Largest possible number of these runs.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SortedSlots:
-    """The sorted slots of a step, needed only until its rows are located.
+    """The sorted slots of a step, needed only until its rows are located."""
 
-    Attributes
-    ----------
-    slots : shape (lookups,)
-        Slots in ascending order; −1, for bad ids, comes first.
-    run : int32, shape (lookups,)
-        The run of each sorted position.
-    """
-
-    slots: Tensor
-    run: Tensor
+    slots: Tensor  # Shape (lookups,): slots in ascending order; −1, for bad ids, comes first.
+    run: Tensor  # Int32, shape (lookups,): the run of each sorted position.
 
 
 class TritonStaging(TritonLauncher):

@@ -80,15 +80,9 @@ class TritonBackend(TritonStaging):
     It runs on a GPU, and on the CPU in Triton's interpreter. All matrices must be contiguous. For a
     GPU, rows in host memory must be pinned or registered with CUDA.
 
-    Parameters
-    ----------
-    device, policy, host
-        See `Backend`.
+    Raises BackendError if the device is the CPU and the interpreter is off.
 
-    Raises
-    ------
-    BackendError
-        If the device is the CPU and the interpreter is off.
+    `device`, `policy`, `host`: see `Backend`.
     """
 
     def key_maps(

@@ -194,10 +194,8 @@ def divide(
 ) -> dict[str, tuple[ColumnSlice, ...]]:
     """Return the column slices of each table with rows, from left to right.
 
-    Raises
-    ------
-    PlanMismatchError
-        If a table with row-wise Adagrad has rows with only some columns replicated.
+    Raises PlanMismatchError if a table with row-wise Adagrad has rows with only some columns
+    replicated.
     """
     return {
         table.name: tuple(_divide_table(plan, table, ranks, optimizers[table.name]))

@@ -1,4 +1,4 @@
-"""Checkpoints in memory, pairs of plans of the same tables, and what their shards should be."""
+"""Checkpoints in memory, and pairs of plans of the same tables."""
 
 import contextlib
 import tempfile
@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 from plan_cases import covers, machine, tables
-from safetensors.torch import load_file
 
 from placer import Plan, Table
-from placer.plan.fields import RowOrder, Shard
+from placer.plan.fields import RowOrder
 from placer.storage import tensor_rows
 from placer.topology.topology import Topology
 from placer.training.checkpoint import Checkpoint, Position
@@ -51,33 +50,6 @@ def checkpoint_of(plan: Plan, seed: int = 0) -> Checkpoint:
     return Checkpoint(
         Position(7, 1, 64), {}, {"embeddings": weights, "embedding_optimizer": states}
     )
-
-
-def ids_of(plan: Plan, shard: Shard) -> list[int]:
-    """Ids of a shard's rows, by listing all of the table's."""
-    rows = plan.tables_by_name[shard.table].rows
-    ordered = plan.order_of(shard.table).kind == "profile"
-    listed = plan.hot_ids[shard.table].tolist() if ordered else []
-    known = set(listed)
-    return [*listed, *(row for row in range(rows) if row not in known)][slice(*shard.rows)]
-
-
-def expected_tensors(plan: Plan, checkpoint: Checkpoint, shard: Shard) -> dict[str, torch.Tensor]:
-    """What the file of a shard should hold."""
-    ids, cols = torch.tensor(ids_of(plan, shard), dtype=torch.int64), slice(*shard.cols)
-    found = {"weight": checkpoint.tensors["embeddings"][f"{shard.table}.weight"][ids, cols]}
-    for name in STATE[plan.tables_by_name[shard.table].optimizer]:
-        state = checkpoint.tensors["embedding_optimizer"][f"{shard.table}.{name}"][ids]
-        found[name] = state if state.dim() == 1 else state[:, cols]
-    return found
-
-
-def check_file(path: Path, expected: dict[str, torch.Tensor]) -> None:
-    found = load_file(path)
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor), name
 
 
 @st.composite
