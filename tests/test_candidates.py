@@ -16,7 +16,7 @@ from solvers.model.clock import Clock
 from solvers.result import Limits
 from solvers.search.candidates.groups import Group
 from solvers.search.candidates.placement import Place, Space, State
-from solvers.search.candidates.search import search
+from solvers.search.candidates.search import _exchange, _fill, search
 
 RANKS = 2
 
@@ -62,6 +62,45 @@ def test_the_best_of_all_plans_is_found(seed: int) -> None:
         best = min(state.step_s for state in fitting)
         assert found.state.step_s == pytest.approx(best, rel=1e-9)
         assert found.limit_s <= best * (1 + 1e-9)
+
+
+def test_candidates_that_others_are_as_good_as_are_left_out() -> None:
+    kinds = {
+        "usual": ([2, 2], [5, 5]),
+        "one shard takes longer": ([1, 3], [5, 5]),
+        "one shard is larger": ([2, 2], [2, 8]),
+        "fast and large": ([1, 1], [9, 9]),
+        "too large": ([0, 0], [9, 10]),
+    }
+    seconds = np.array([[own] for own, _ in kinds.values()], dtype=float)
+    tier_bytes = np.array([[own] for _, own in kinds.values()], dtype=float)[..., None]
+    group = Group(RANKS, False, False, seconds, tier_bytes, [*kinds])
+    kept = group.worthwhile(np.full((2 * RANKS, 1), 9.0))
+    assert kept is not None
+    assert set(kept.sources) == {"usual", "fast and large"}
+    assert group.worthwhile(np.full((2 * RANKS, 1), 4.0)) is None
+
+
+def test_shards_of_the_first_table_are_exchanged_too() -> None:
+    groups = [
+        [Group(1, False, False, np.full((1, 1, 1), s), np.full((1, 1, 1, 1), 5.0), [0])]
+        for s in (2.0, 1.0, 1.0)
+    ]
+    space = Space(groups, [(0,), (1,), (2,)], np.full((RANKS, 1), 15.0), RANKS, 1.0)
+    state = State(space, {table: Place(0, 0, (0,)) for table in range(3)})
+    assert _exchange(state, 0)
+    assert state.seconds.tolist() == [2.0, 2.0]
+    assert state.free.tolist() == [[5.0], [10.0]]
+
+
+def test_candidates_may_fill_a_rank_exactly() -> None:
+    seconds, tier_bytes = np.array([2.0, 1.0]), np.array([5.0, 10.0])
+    group = Group(1, False, False, seconds[:, None, None], tier_bytes[:, None, None, None], [0, 1])
+    space = Space([[group]] * 2, [(0,), (1,)], np.full((RANKS, 1), 15.0), RANKS, 1.0)
+    state = State(space, {table: Place(0, 0, (0,)) for table in range(2)})
+    assert _fill(state, 0)
+    assert (state.seconds.tolist(), state.free.tolist()) == ([3.0, 0.0], [[0.0], [15.0]])
+    assert not _fill(state, 0)
 
 
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="torchrec is not installed")

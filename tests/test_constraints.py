@@ -189,11 +189,11 @@ def test_a_name_may_look_like_a_pattern() -> None:
 
 
 def test_groups_that_share_a_table_are_one() -> None:
-    asked = [["t9", "t3"], ["t1", "t2"], ["t3", "t[5-6]"]]
+    asked = [["t9", "t3"], ["t1", "t2"], ["t3", "t[5-6]", "t7*"]]
     constraints = Constraints.of({"t3": rule("host:1"), "t5": rule("gpu:2", "gpu:0")}, asked)
     problem = ten_tables(constraints=constraints)
-    assert problem.constraints.together == (("t1", "t2"), ("t3", "t5", "t6", "t9"))
-    assert problem.constraints.group_of("t6") == ("t3", "t5", "t6", "t9")
+    assert problem.constraints.together == (("t1", "t2"), ("t3", "t5", "t6", "t7", "t9"))
+    assert problem.constraints.group_of("t6") == ("t3", "t5", "t6", "t7", "t9")
     assert problem.constraints.group_of("t0") == ()
     assert problem.gpus_of("t9") == (2,)
     assert problem.gpus_of("t2") == problem.gpus_of("t0") == (0, 1, 2, 3)

@@ -292,6 +292,7 @@ def test_rows_pooled_by_a_server_by_hand() -> None:
 @pytest.mark.parametrize("model", [PLAIN, Roofline(), Calibrated(calibration())])
 def test_curves_of_servers_are_what_their_plans_cost(model: StepEquation) -> None:
     problem = with_servers(2)
+    assert model.arena_costs(problem, 1) is None
     for option in (ShardingOption(), ShardingOption(2), ShardingOption(1, (8, 8), cold="uva")):
         rows = (0, 4, option.row_slices)
         cols = (0, 8) if option.column_widths else (0, 16)

@@ -10,6 +10,7 @@ from schedule_events import finished_at, threads_of
 
 from cost_models import Roofline, Schedule
 from cost_models.arenas import added_up, arena_loads, times_by_arena
+from cost_models.cost_report import PARTS, CostReport, GpuCost, PhaseCost
 from cost_models.step_equation.phases import HOST, NAMES, ROWS, with_lanes
 from cost_models.step_equation.work import work_of
 from placer import Plan, Problem
@@ -96,3 +97,18 @@ def test_lanes_add_up_what_phases_ask_of_a_link_and_of_the_network() -> None:
     lanes = [2 + 7 + 8, 1 + 4 + 5, 7]
     assert with_lanes(phase_s, "look-ahead")[:, 0].tolist() == [1, 2, 3 + 7, 4, 5, 6 + 8, *lanes]
     assert with_lanes(phase_s, "serial")[:, 0].tolist() == [1, 2, 3 + 7, 4, 5, 6 + 8]
+
+
+def test_dense_layers_scale_with_the_first_chain_alone() -> None:
+    gpu = GpuCost("gpu:0", hbm_s=3.0, link_s=1.0, communication_s=0.0, launch_s=0.0)
+    schedule = Schedule(("a", "b"), ((0,), (1,)), (2.5, 1.0))
+    parts_s = np.zeros((len(PARTS), 2, 1))
+    parts_s[0] = [[3.0], [4.0]]
+    report = CostReport("roofline", (gpu,), (), {}, 1.0, None, schedule, (), 2.0, parts_s)
+    # The chains take 3 + 0.5 + dense layers, and 4 + 1.
+    assert [report.step_time_if({}, dense=scale) for scale in (1, 0.5, 0, 3)] == [5.5, 5, 5, 9.5]
+
+
+def test_gpus_wait_unless_it_is_a_rounding_error() -> None:
+    assert PhaseCost("lookup", "gpu:0", 1e-3, 1e-3 - 1e-10).waits_s == pytest.approx(1e-10)
+    assert PhaseCost("lookup", "gpu:0", 1e-3, 1e-3 * (1 - 1e-14)).waits_s == 0.0

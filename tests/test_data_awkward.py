@@ -63,6 +63,11 @@ def test_what_is_no_id_is_left_out(tmp_path: Path, kind: str) -> None:
     assert why in left_out(log)
 
 
+def test_long_texts_of_few_words_are_ids(tmp_path: Path) -> None:
+    lines = [f"{i % 2},https://shop.example/{i:060}" for i in range(SAMPLES)]
+    assert [*open_log(written(tmp_path, ["label,page", *lines])).tables] == ["page"]
+
+
 def test_lists_of_two_ids_are_no_amounts(tmp_path: Path) -> None:
     lines = [f'{i % 2},"{i},{100 + i}"' for i in range(SAMPLES)] + ['1,"7,8"']
     assert open_log(written(tmp_path, ["label,items", *lines])).tables == {"items": 160}

@@ -21,7 +21,14 @@ from placer import Plan, Profile
 from placer.data.files.opening import head
 from placer.errors import PlacerError
 from placer.file_locks import locked_folder, one_run
-from placer.files import check_place, read_parts, replacing, replacing_parts, write_text
+from placer.files import (
+    HashedFile,
+    check_place,
+    read_parts,
+    replacing,
+    replacing_parts,
+    write_text,
+)
 from placer.folders import HiddenFolder, exchange
 
 STARTS = "import sys, time\nfrom pathlib import Path\n"
@@ -321,3 +328,12 @@ def test_the_start_of_a_compressed_file_may_be_all_that_is_read(
         stream.write(lzma.compress(content) if suffix == ".xz" else content)
     for size in (1, 100_000, 200_000, 300_000, 400_000):
         assert head(str(file), size) == content[:size]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("size", [1, 1 << 20])  # Written when the file is closed, and at once.
+def test_a_hashed_file_says_at_its_end_that_the_disk_was_full(size: int) -> None:
+    file = HashedFile(Path("/dev/full"))
+    assert file.write(bytes(size)) == file.tell() == size
+    with pytest.raises(OSError, match="No space left"):
+        file.finish()

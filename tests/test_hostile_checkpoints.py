@@ -117,6 +117,18 @@ def test_a_part_in_place_of_another_is_noticed(saved: Path) -> None:
         loads(saved)
 
 
+def test_tensors_have_at_most_so_many_parts(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(metadata: Metadata) -> None:
+        chunks = metadata.state_dict_metadata["model.t.weight"].chunks
+        chunks += chunks * len(metadata.storage_data)
+        most = "placer.storage.checkpoint.dcp_reader.MOST_BLOCKS"
+        monkeypatch.setattr(most, len(metadata.storage_data))
+
+    changed(saved, change)
+    with pytest.raises(CheckpointError, match="weight' is in too many parts"):
+        loads(saved)
+
+
 def test_cells_are_counted_not_numbers(saved: Path) -> None:
     def change(metadata: Metadata) -> None:
         """A part lies over the one before; both have bytes of their own."""

@@ -55,6 +55,14 @@ def test_a_plan_lists_rows_without_moving_them(tmp_path: Path) -> None:
     assert [one.rule for one in violations(wrong)] == ["row_order"]
 
 
+def test_each_cache_begins_with_the_hottest_rows_of_its_shard() -> None:
+    shards = [
+        Shard("t", rows, (0, 8), ("gpu:0",), "dram", "cached", cache_rows=2)
+        for rows in ((0, 3, 2), (3, 6, 1))
+    ]
+    assert _warm_ids(np.array([5, 1, 0, 4, 2, 3]), shards).tolist() == [5, 0, 4, 2]
+
+
 @pytest.mark.parametrize("policy", ["lfu", "rank"])
 def test_the_share_from_hbm_is_the_one_that_is_claimed(policy: str) -> None:
     problem, plan, ids = made()

@@ -27,7 +27,7 @@ from solvers.search.annealing import problem as arrays_of_problems
 from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import other_gpu, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
-from solvers.search.annealing.rating import weigh_phases
+from solvers.search.annealing.rating import drive_s, weigh_phases
 from solvers.search.annealing.resharding import find_candidates, first_with_arena, unit_back
 from solvers.search.annealing.state import NOBODY, Rules, State
 from solvers.search.construction import construct
@@ -163,6 +163,15 @@ def test_a_shard_goes_to_the_gpu_with_its_arena_that_is_done_first() -> None:
     assert first_with_arena(state, 0, 0, gpus, gpus.size) == 1
     state.counts[:, 0] = 0
     assert first_with_arena(state, 0, 3, gpus, gpus.size) == 3
+
+
+def test_what_a_gpu_adds_to_the_time_of_drives_by_hand() -> None:
+    arrays, _, best, _, _ = annealed(500, hot=0.01)
+    model, _, _ = arrays.start(best)
+    model = model._replace(drive_chain=np.array([1.0, 0.0, 0.5]), done_s=2.0)
+    phase_s = np.array([4.0, 100.0, 2.0, 3.0, 7.0])  # The last two: of drives, and DRAM's worth.
+    assert drive_s(model, phase_s) == (4 + 1 + 3) + 7 + (8 - 2) ** 2 / 2
+    assert drive_s(model._replace(done_s=0.0), phase_s) == 7.0
 
 
 def test_shards_go_to_their_arenas_the_more_often_the_more_launches_take() -> None:

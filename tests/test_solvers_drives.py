@@ -14,6 +14,7 @@ from tiny_problems import tiny_problem, with_server
 
 import cost_models.sharding_options as sharding_options
 from cost_models import ColdHome, Roofline, ShardingOption, TableShard, drawn_stream, simulate
+from cost_models.base import ANY_SHARE
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, TableProfile, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
@@ -40,6 +41,14 @@ SERVED = [0, 2, 13, 18, 120]
 def few_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of few rows may be on drives, in three shares: all plans can be tried."""
     monkeypatch.setattr(sharding_options, "_LEAST_SHARED_BYTES", 0)
+
+
+@pytest.mark.parametrize(("rows", "shares"), [(1 << 14, [1.0, ANY_SHARE]), ((1 << 14) - 1, [1.0])])
+def test_tables_of_a_mib_may_be_on_drives_in_part(rows: int, shares: list[float]) -> None:
+    table = zipf_table("t", rows, 16, optimizer="sgd")
+    topology = machine(1).with_memory(ssd="1GiB")
+    homes = sharding_options.cold_homes(problem_of(table, topology=topology), table.table)
+    assert [home.drive_share for home in homes] == shares
 
 
 def driven(seed: int, *, served: bool = False) -> Problem:

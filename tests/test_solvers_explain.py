@@ -275,6 +275,17 @@ def test_what_the_user_asks_binds(kind: str, rule: TableRule) -> None:
     assert {b.constraint for b in free.bindings}.isdisjoint({"pin", "tier", "forbidden"})
 
 
+def test_a_constraint_that_no_faster_placement_breaks() -> None:
+    table = zipf_table("t", 1000, lookups=50)
+    asked = Constraints.of({"t": TableRule(tier="hbm")})
+    problem = replace(problem_of(table, topology=machine(1)), constraints=asked)
+    plan = Plan((table.table,), problem.topology, (in_hbm("t", (0, 1000, 1), (0, 16)),))
+    (binding,) = [b for b in explain(problem, plan, "t", MODEL).bindings if b.constraint == "tier"]
+    assert binding.detail.endswith(
+        "no other placement that fits beside the other tables would be faster"
+    )
+
+
 def test_tables_that_stay_together_stay() -> None:
     tables = [zipf_table(name, 1000, lookups=50) for name in "tuv"]
     problem = problem_of(*tables, topology=machine(2))

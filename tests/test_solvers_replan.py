@@ -33,7 +33,7 @@ from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
 from solvers.report.whatif import replan_report
-from solvers.search.old_placement import OldTable
+from solvers.search.old_placement import OldTable, old_assignment
 
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=60)
@@ -355,6 +355,19 @@ def test_gpus_of_other_kinds_and_pins_keep_their_parts() -> None:
         read = [placements_of(instance, new, name) for name in "tu"]
         found = [one for one in read if one is not None]
         assert matched_gpus(instance, new, old, found, {}) == expected
+
+
+def test_an_old_option_stays_if_others_of_its_kind_are_searched() -> None:
+    instance = Instance(problem_of(zipf_table("t", 1000), topology=machine(4)), MODEL)
+    options = instance.options_of(0)
+    own, too_many = ShardingOption(3, replicated_rows=3), ShardingOption(5)
+    for option, slices in ((own, [[], [1], [2], [0]]), (too_many, [[0], [], [], []])):
+        assert option not in options
+        homes = zip(instance.shards(0, option), ("gpu:3", "gpu:1", "gpu:2"), strict=False)
+        was = {0: OldTable(option, tuple(homes))}
+        kept = old_assignment(instance, was, lambda _: ShardingOption())
+        assert kept is not None
+        assert [[shard.row_slice for shard in of] for of in kept.shards] == slices
 
 
 def test_slices_stay_on_their_gpus() -> None:

@@ -105,6 +105,10 @@ def test_racks_exchange_within_themselves_by_nvlink_and_between_them_by_the_netw
     # A ring over all GPUs leaves a host at least once, half of them for the other rack at most.
     assert two.allreduce_s(1e9) == pytest.approx(2 * 143 / 144 * 1e9 / 90e9)
     assert len(set(two.kind_of_gpu)) == 1
+    slow = tuple(
+        replace(link, bytes_per_s=1e9) if link.kind == "rack" else link for link in two.links
+    )
+    assert replace(two, links=slow).allreduce_s(1e9) == pytest.approx(2 * 143 / 144)
 
 
 def test_a_rack_alone_costs_what_one_network_of_its_speed_does(tmp_path: Path) -> None:

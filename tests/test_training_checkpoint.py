@@ -15,8 +15,9 @@ from training_cases import QUICK, Placement, assert_same_tensors, losses_of, pla
 
 from placer import Plan
 from placer.errors import CheckpointError, PlacerError
+from placer.file_locks import take_lock
 from placer.files import sha256_json
-from placer.training.checkpoint import Checkpoint, Position, latest, load, save
+from placer.training.checkpoint import Checkpoint, Position, latest, load, save, tidy
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.run import Progress
@@ -331,3 +332,17 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"cannot write checkpoint .*: (Not a dir|File ex)"):
         save(tmp_path / "file", small(1))
+
+
+def test_a_checkpoint_that_another_run_is_writing_stays(tmp_path: Path) -> None:
+    for step in (1, 2):
+        (tmp_path / f".step-{step}.partial").mkdir()
+    writing = os.open(tmp_path / ".step-1.partial", os.O_RDONLY)
+    try:
+        assert take_lock(writing)
+        tidy(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [".step-1.partial"]
+    finally:
+        os.close(writing)
+    tidy(tmp_path)
+    assert not [*tmp_path.iterdir()]

@@ -267,7 +267,7 @@ class TestConstraints:
             f"t{n}": ParameterConstraints(sharding_types=[kind], min_partition=32) for n in (0, 1)
         }
         topology = machine_of(64 * MIB, 4, local=2)
-        _, plan = planned((1000, 64), (900, 64), constraints=asked, topology=topology)
+        _, plan = planned((1000, 128), (900, 64), constraints=asked, topology=topology)
         for own in plan.values():
             assert own.sharding_type == kind
             hosts = [
@@ -323,6 +323,13 @@ class TestFailures:
         with pytest.raises(PlannerError, match=r"(?s)'ebc.t0' takes \d+ bytes.*short of") as caught:
             planned((16_000, 64), hbm_bytes=3 * MIB, constraints=asked)
         assert caught.value.error_type == PlannerErrorType.STRICT_CONSTRAINTS
+        asked["t0"].sharding_types = ["row_wise"]
+        said = set()
+        for rows in (64_001, 64_002):  # The larger block has as many rows.
+            with pytest.raises(PlannerError, match="short of") as caught:
+                planned((rows, 64), hbm_bytes=7 * MIB, constraints=asked)
+            said.add(str(caught.value))
+        assert len(said) == 1
 
     def test_a_model_larger_than_all_memory(self) -> None:
         asked = {"t0": ParameterConstraints(compute_kernels=["fused"])}

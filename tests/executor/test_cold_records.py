@@ -46,6 +46,7 @@ def test_bytes_of_int8_are_those_of_fbgemm() -> None:
     weights = torch.randn(40, 6, generator=generator) * torch.logspace(-6, 3, 40).unsqueeze(1)
     weights[3] = 0.0
     weights[4] = 1234.5
+    weights[5] = torch.arange(0, 256, 51)  # All 256 levels, and no more, for steps of 1.
     held = records("int8", 6).encode_weights(weights).numpy()
     assert held.shape == (40, 6 + 4 + 4)
     scale, offset = held[:, 6:10].copy().view("<f4"), held[:, 10:].copy().view("<f4")
@@ -55,6 +56,7 @@ def test_bytes_of_int8_are_those_of_fbgemm() -> None:
     extent = (weights.amax(1) - weights.amin(1)).numpy()[:, None]
     varied = extent > 0
     assert (scale[varied] <= 2 * 2 * extent[varied] / 255).all(), "half of the levels at least"
+    assert (scale[5], offset[5]) == (1.0, 0.0)
 
 
 def test_records_hold_weights_then_state() -> None:

@@ -27,6 +27,7 @@ from placer import (
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
 from placer.files import sealed
+from placer.topology.kinds import CPU_SERVER, GPU_KINDS, HOST_KINDS, LIST_PRICES, NAMED
 from solvers import solve
 
 # Plans that are drawn at random
@@ -333,6 +334,28 @@ def dense_record() -> list[Any]:
                 cost = dense_cost(network, topology, topology.gpus[0], 512, rate.per_s)
                 found.append([preset, rate.per_s, *astuple(cost), cost.step_s])
     return found
+
+
+def machines_record() -> dict[str, Any]:
+    """The figures of all kinds of machines, without the texts that say where they are from."""
+    return {
+        "gpus": _figures({name: astuple(kind) for name, kind in GPU_KINDS.items()}),
+        "hosts": _figures({name: astuple(kind) for name, kind in HOST_KINDS.items()}),
+        "named": _figures({name: [*map(astuple, kinds)] for name, kinds in NAMED.items()}),
+        "server": _figures(astuple(CPU_SERVER)),
+        "prices": {name: price.dollars_per_hour for name, price in LIST_PRICES.items()},
+        "gpu_flops": {name: {math: rate.per_s for math, rate in rates.items()}
+                      for name, rates in GPU_FLOPS.items()},
+        "cpu_flops": {name: rate.per_s for name, rate in CPU_FLOPS.items()},
+    }  # fmt: skip
+
+
+def _figures(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _figures(one) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [_figures(one) for one in value if not isinstance(one, str)]
+    return value
 
 
 def memory_record(use: Any) -> list[int]:

@@ -30,7 +30,7 @@ def record_solvers() -> None:
 
 
 def record_costs() -> None:
-    """Costs of random plans, batches of shards, curves and the dense part."""
+    """Costs of random plans, batches of shards, curves, the dense part and machines."""
     names = [(problem, model) for problem in costs.COST_PROBLEMS for model in problems.MODELS]
     record(
         "costs",
@@ -44,6 +44,7 @@ def record_costs() -> None:
         compress=True,
     )
     record("dense", costs.dense_record(), compress=True)
+    record("machines", costs.machines_record())
 
 
 def record_simulator() -> None:

@@ -1,7 +1,14 @@
 """Costs of plans, shards and pieces are those that were recorded."""
 
 from fast_and_full import combinations
-from golden_costs import COST_PROBLEMS, batched_costs, costs_of_plans, curves, dense_record
+from golden_costs import (
+    COST_PROBLEMS,
+    batched_costs,
+    costs_of_plans,
+    curves,
+    dense_record,
+    machines_record,
+)
 from golden_problems import MODELS
 from golden_store import assert_same, recorded
 
@@ -28,3 +35,7 @@ def test_costs_of_shards_at_once(problem: str, model: str) -> None:
 
 def test_the_dense_part() -> None:
     assert_same(dense_record(), recorded("dense"))
+
+
+def test_the_figures_of_machines() -> None:
+    assert_same(machines_record(), recorded("machines"))
