@@ -23,6 +23,7 @@ from placer.plan.fields import Shard
 from placer.plan.plan import Plan
 from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
+from placer.training.distributed import batch_size_per_process
 from placer.training.loop import TrainResult, train
 
 
@@ -44,6 +45,13 @@ SERVED = {
     NAMES[1]: with_server(CASES[NAMES[1]].plan, "gpu:1"),
     NAMES[2]: with_server(CASES[NAMES[2]].plan, "gpu:0", "gpu:1"),  # All tables.
 }
+
+
+def test_a_server_has_no_part_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    plan = SERVED[NAMES[0]]
+    assert batch_size_per_process(plan) == plan.batch_size * 2 // 2
+    assert batch_size_per_process(CASES[NAMES[0]].plan) == plan.batch_size * 2 // 3
 
 
 @pytest.fixture(scope="module")
