@@ -152,7 +152,8 @@ def test_where_launches_are_much_branching_begins_with_arenas() -> None:
         gpus: searched(first, price, BranchingParams(arena_gpus=gpus, programs=100))
         for gpus in (0, 4)
     }
-    assert proven[4].best.step_time_s <= proven[0].best.step_time_s
+    # Which relaxations are rounded differs.
+    assert proven[4].best.step_time_s <= proven[0].best.step_time_s * 1.001
     gaps = {gpus: one.best.step_time_s / one.bound_s - 1 for gpus, one in proven.items()}
     assert gaps[4] < 0.6 * gaps[0]
 
