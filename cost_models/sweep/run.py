@@ -292,7 +292,7 @@ class Sweep:
 
 
 def distinct(platforms: Sequence[Platform]) -> Sequence[Platform]:
-    """Return the platforms. Raises ProblemError if two have one name."""
+    """Return the platforms as they are. Raises ProblemError if two have the same name."""
     names = [platform.name for platform in platforms]
     if len(set(names)) < len(names):
         raise ProblemError(f"platforms are named more than once: {', '.join(names)}")

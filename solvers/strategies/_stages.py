@@ -176,8 +176,8 @@ def anneal(search: Search, share: float) -> Assignment | None:
         return moved
     other: Assignment | None = None
     if instance.problem.widths and instance.servers and instance.dram_price:
-        # Single moves rarely turn a whole table on a server into one that servers and GPUs share:
-        # one of six searches from one start ended 14% slower than from two.
+        # Single moves rarely turn a whole table on a server into one that servers and GPUs share.
+        # So a search that goes on from its best plan alone may be stuck there.
         other = (*search.earlier, search.best)[0]
     return annealing.anneal(
         search.best,

@@ -42,12 +42,8 @@ def table_with(
     return Table(name, rows, 8, "float32", optimizer, features)
 
 
-def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS, rows: int = 61) -> Plan:
-    """A table for each placement there is, in one plan."""
-    plans = [
-        placements(table_with(optimizer, poolings, name=name, rows=rows))[name]
-        for name in placements(table_with(optimizer))
-    ]
+def plan_of_plans(plans: Sequence[Plan]) -> Plan:
+    """One plan with the tables of several."""
     return Plan(
         tuple(table for plan in plans for table in plan.tables),
         machine(),
@@ -55,6 +51,15 @@ def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS, rows: in
         {name: order for plan in plans for name, order in plan.row_order.items()},
         {name: ids for plan in plans for name, ids in plan.hot_ids.items()},
     )
+
+
+def every_placement(optimizer: str, poolings: Sequence[str] = POOLINGS, rows: int = 61) -> Plan:
+    """A table for each placement there is, in one plan."""
+    plans = [
+        placements(table_with(optimizer, poolings, name=name, rows=rows))[name]
+        for name in placements(table_with(optimizer))
+    ]
+    return plan_of_plans(plans)
 
 
 def large_plan(gpus: int) -> Plan:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoint_cases import checkpoint_of
 from executor_cases import machine, placements
-from ranks_cases import sharded, table_with
+from ranks_cases import plan_of_plans, sharded, table_with
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
@@ -27,13 +27,7 @@ def mixed() -> Plan:
         for optimizer in ("rowwise_adagrad", "adam")
         for case in CASES
     ]
-    return Plan(
-        tuple(table for plan in plans for table in plan.tables),
-        machine(),
-        tuple(shard for plan in plans for shard in plan.shards),
-        {name: order for plan in plans for name, order in plan.row_order.items()},
-        {name: ids for plan in plans for name, ids in plan.hot_ids.items()},
-    )
+    return plan_of_plans(plans)
 
 
 def elsewhere() -> Plan:

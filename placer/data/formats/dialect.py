@@ -186,7 +186,7 @@ def _separator(file: str, lines: list[str]) -> str:
 def _quotes(lines: list[str], separator: str) -> bool:
     """Return whether quotes enclose fields: if each is next to a separator or another quote.
 
-    Where they join lines, they have to enclose whole fields.
+    Quotes that join lines have to enclose whole fields.
     """
     edge = re.escape(separator)
     field = rf'(?:"(?:[^"]|"")*"|[^"{edge}]*)'

@@ -110,7 +110,8 @@ class GroupProgram:
         first = rows.block(f.instance.tables, 1.0, 1.0)
         every = self.option_at + np.arange(options.size)
         rows.add(first + f.table_of[options], every, 1.0)
-        # So that prices say why nothing is possible, the program may do without all tables.
+        # At a high cost, the program may leave out all tables. So it always has a solution, whose
+        # prices prove it if no plan of the node is possible.
         rows.add(first + np.arange(f.instance.tables), self.lack_at, 1.0)
         self.serve_row = rows.block(self.firsts.size, 0.0, 0.0)
         at = self.point_at + np.arange(self.pair.size)

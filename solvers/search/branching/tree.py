@@ -232,7 +232,7 @@ class BranchAndBound:
                 if children is None:
                     decided = min(decided, node.bound)
                     continue
-                # If time is over, parts are missing.
+                # Once time is over, parts may be missing, so the node stays as it was.
                 for child in [node] if self.spent else children:
                     numbers += 1
                     heapq.heappush(heap, replace(child, number=numbers))
