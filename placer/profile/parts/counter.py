@@ -22,7 +22,6 @@ from placer.data.log import Bags
 from placer.data.source import samples_of
 from placer.data.vocabulary import (
     MAX_INFERRED_ROWS,
-    Run,
     feature_tables_of,
     mapping_kinds,
     vocabulary_of,
@@ -30,15 +29,7 @@ from placer.data.vocabulary import (
 from placer.errors import DataError
 from placer.profile.count import TableOptions
 from placer.profile.locality import STRETCH_SAMPLES, LocalityCounter
-from placer.profile.parts.counts import (
-    Counts,
-    CountSums,
-    PartitionTables,
-    PartReader,
-    batches,
-    sums_of,
-    window_batches,
-)
+from placer.profile.parts.counts import WINDOW_KINDS, Counts, CountSums, PartReader, sums_of
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
 
@@ -168,8 +159,7 @@ class PartitionCounter:
             )
         source = part if isinstance(part, BatchSource) else batches_of(part)
         reader = PartReader(source, self.columns, self.missing, self.position)
-        keyed = self.kinds.keys() - self.mappings.keys()
-        tables = PartitionTables(self.kinds, keyed, self.memory_bytes)
+        sums = CountSums()
         near = LocalityCounter(
             {
                 name: self.mappings[name].rows if name in self.mappings else 1 << 62
@@ -185,26 +175,28 @@ class PartitionCounter:
                 bags = batch.features[feature]
                 if table in self.mappings:
                     ids = rows_of(batch, feature, table, self.mappings[table])
-                    tables.add_rows(table, ids)
+                    sums.add("row", table, *np.unique(ids, return_counts=True))
                 else:
                     of_sample = positions[samples_of(bags, batch.samples)]
                     places = of_sample * len(self.feature_tables) + place
-                    tables.add_keys(table, bags.keys, places)
+                    sums.add_keys(table, bags.keys, places)
                     ids = bags.keys.view(np.int64)
                 read[feature] = Bags(ids, bags.offsets)
-                features[feature] += FeatureCounts(bags.keys.size, read[feature].filled)
+                features[feature] += FeatureCounts(ids.size, read[feature].filled)
             if samples < STRETCH_SAMPLES:  # One stretch is enough: counting windows is slow.
                 near.add(batch.samples, read)
             samples += batch.samples
-            yield from tables.overflow()
-        yield from tables.rest()
-        one = np.zeros(1, np.int64)
-        for feature, counted in features.items():
-            yield from batches("lookups", feature, one, one + counted.lookups)
-            yield from batches("bags", feature, one, one + counted.bags)
-        yield from batches("samples", "", one, one + samples)
+            yield from sums.overflow(self.memory_bytes)
+        sums.add_number("samples", "", samples)
+        for feature, of_feature in features.items():
+            sums.add_number("lookups", feature, of_feature.lookups)
+            sums.add_number("bags", feature, of_feature.bags)
         for name, locality in near.localities().items():
-            yield from window_batches(name, locality)
+            for one in locality:
+                counted = one.windows, one.lookups, one.distinct
+                for kind, count in zip(WINDOW_KINDS, counted, strict=True):
+                    sums.add_number(kind, name, count, one.samples)
+        yield from sums.batches()
 
     def profile(
         self,
@@ -227,25 +219,27 @@ class PartitionCounter:
         - `options`: the dim, dtype, optimizer and pooling of the tables, as in `profile_log`.
         """
         sums = sums_of(parts)
-        self._check(sums)
+        samples = self._check(sums)
         mappings: dict[str, IdMapping] = {}
         counted: dict[str, RowCounts] = {}
         for name in self.kinds:
             mappings[name], counted[name] = self._table(name, sums)
         features: dict[str, dict[str, FeatureCounts]] = {name: {} for name in self.kinds}
         for feature, own in self.feature_tables.items():
-            features[own][feature] = FeatureCounts(sums.lookups[feature], sums.bags[feature])
+            features[own][feature] = FeatureCounts(
+                sums.total("lookups", feature), sums.total("bags", feature)
+            )
         profiles = []
-        for one in TableOptions(**options).profiles(counted, features, sums.samples):
+        for one in TableOptions(**options).profiles(counted, features, samples):
             unknown = self._unknown(one.name, mappings[one.name], one, sums)
             # Windows counted ids. Ids outside the vocabulary share a row, so windows do not fit.
-            share_row = one.name in sums.keys and unknown is not None and unknown.lookups
+            share_row = one.name not in self.mappings and unknown is not None and unknown.lookups
             locality = () if share_row else sums.locality(one.name)
             profiles.append(replace(one, locality=locality, unknown=unknown))
         columns = self.columns
         return Profile(
             tables=tuple(profiles),
-            samples=sums.samples,
+            samples=samples,
             sampling=sampling,
             source=source,
             encoding=Encoding(
@@ -260,15 +254,13 @@ class PartitionCounter:
 
     def _table(self, name: str, sums: CountSums) -> tuple[IdMapping, RowCounts]:
         """Return a table's id mapping and its row counts."""
-        none = np.zeros(0, np.int64)
-        empty = Run(none.view(np.uint64), none, none)
         if name in self.mappings:
-            run = sums.rows.get(name, empty)
-            ids, mapping = run.keys.view(np.int64), self.mappings[name]
+            run, mapping = sums.run("row", name), self.mappings[name]
+            ids = run.keys.view(np.int64)
             if isinstance(mapping, Identity) and name not in self.rows:
                 mapping = Identity(int(ids[-1]) + 1 if ids.size else 1)
             return mapping, RowCounts(mapping.rows, ids, run.counts)
-        run = sums.keys.get(name, empty)
+        run = sums.run("key", name)
         vocabulary = vocabulary_of(run, self.min_count, self.rows.get(name))
         dense = np.zeros(vocabulary.rows, np.int64)
         np.add.at(dense, vocabulary.map(run.keys), run.counts)
@@ -281,30 +273,32 @@ class PartitionCounter:
         if not isinstance(mapping, Vocabulary) or profile.counts is None:
             return None
         lookups = int(profile.counts.counts[:1][profile.counts.ids[:1] == 0].sum())
-        if name in sums.keys:
-            return UnknownIds(lookups, sums.keys[name].keys.size - mapping.keys.size)
+        if name not in self.mappings:
+            return UnknownIds(lookups, sums.run("key", name).keys.size - mapping.keys.size)
         return UnknownIds(lookups, None if lookups else 0)
 
-    def _check(self, sums: CountSums) -> None:
-        if not sums.samples:
+    def _check(self, sums: CountSums) -> int:
+        """Return the number of samples. Raise DataError if the counts are not of this log."""
+        samples = sums.total("samples", "")
+        if not samples:
             raise DataError("the log is empty; a profile needs at least one sample")
-        strange = {*sums.rows, *sums.keys} - set(self.kinds)
-        strange |= {*sums.lookups, *sums.bags} ^ set(self.feature_tables)
+        strange = sums.names("row", "key") - set(self.kinds)
+        strange |= sums.names("lookups", "bags") ^ set(self.feature_tables)
         if strange:
             raise DataError(
                 f"the counts are not of this log: they differ in {', '.join(sorted(strange)[:9])}"
             )
         lookups = dict.fromkeys(self.kinds, 0)
         for feature, table in self.feature_tables.items():
-            lookups[table] += sums.lookups[feature]
+            lookups[table] += sums.total("lookups", feature)
         for name in self.kinds:
-            runs = [of[name] for of in (sums.rows, sums.keys) if name in of]
-            counted = sum(int(run.counts.sum()) for run in runs)
+            counted = sums.total("row", name) + sums.total("key", name)
             if counted != lookups[name]:
                 raise DataError(
                     f"the features of table {name!r} have {lookups[name]} lookups, but its counts "
                     f"sum to {counted}; is a part missing, or there twice?"
                 )
+        return samples
 
 
 def profile_in_parts(

@@ -23,9 +23,10 @@ follow from the counts and first places of all parts together.
 """
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ SCHEMA = pa.schema(
     | {name: pa.int64() for name in ("id", "count", "first")}
 )
 
-_WINDOW_KINDS = ("windows", "read", "distinct")
+WINDOW_KINDS = ("windows", "read", "distinct")
+_KINDS = ("row", "key", "lookups", "bags", "samples", *WINDOW_KINDS)
 _Int = npt.NDArray[np.int64]
 _BATCH_ROWS = 1 << 16
 
@@ -68,52 +70,74 @@ def merge_counts(parts: Iterable[pa.Table | pa.RecordBatch]) -> pa.Table:
     return merged.rename_columns(["kind", "name", "id", "count", "first"]).select(SCHEMA.names)
 
 
-def batches(
-    kind: str, name: str, ids: _Int, counts: _Int, first: _Int | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield counts of one kind and name as record batches of bounded size."""
-    for start in range(0, ids.size, _BATCH_ROWS):
-        part = slice(start, start + _BATCH_ROWS)
-        size = ids[part].size
-        columns = [
-            pa.repeat(pa.scalar(kind), size),
-            pa.repeat(pa.scalar(name), size),
-            pa.array(ids[part], pa.int64()),
-            pa.array(counts[part].astype(np.int64, copy=False)),
-            pa.array(np.zeros(size, np.int64) if first is None else first[part]),
-        ]
-        yield pa.record_batch(columns, schema=SCHEMA)
-
-
-def window_batches(table: str, locality: Locality) -> Iterator[pa.RecordBatch]:
-    """Yield the window counts of a table as record batches."""
-    sizes = np.array([one.samples for one in locality], np.int64)
-    for kind, values in zip(
-        _WINDOW_KINDS,
-        zip(*((one.windows, one.lookups, one.distinct) for one in locality), strict=True),
-        strict=False,
-    ):
-        yield from batches(kind, table, sizes, np.array(values, np.int64))
-
-
-@dataclass(slots=True)
 class CountSums:
-    """Sums of the counts of all parts of a log."""
+    """Counts by kind and name, of a part or of all parts of a log."""
 
-    samples: int = 0
-    lookups: dict[str, int] = field(default_factory=dict)
-    bags: dict[str, int] = field(default_factory=dict)
-    windows: dict[tuple[str, str], dict[int, int]] = field(default_factory=dict)
-    rows: dict[str, Run] = field(default_factory=dict)
-    keys: dict[str, Run] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._runs: defaultdict[tuple[str, str], DistinctKeys] = defaultdict(DistinctKeys)
+
+    def add(self, kind: str, name: str, ids: _Int, counts: _Int, first: _Int | None = None) -> None:
+        """Add counts of ids, which may repeat, with the places of their first reads, if any."""
+        places = np.zeros_like(counts) if first is None else first
+        self._runs[kind, name].add_run(ids.view(np.uint64), counts, places)
+
+    def add_number(self, kind: str, name: str, number: int, id_: int = 0) -> None:
+        """Add a single count."""
+        self.add(kind, name, np.array([id_]), np.array([number]))
+
+    def add_keys(self, table: str, keys: Keys, places: _Int) -> None:
+        """Count lookups of a table by key, with the place of each lookup."""
+        if (places[1:] < places[:-1]).any():
+            order = np.argsort(places, kind="stable")
+            keys, places = keys[order], places[order]
+        self._runs["key", table].add(keys, places)
+
+    def names(self, *kinds: str) -> set[str]:
+        """Return the tables or features that have counts of these kinds."""
+        return {name for kind, name in self._runs if kind in kinds}
+
+    def run(self, kind: str, name: str) -> Run:
+        """Return the sums of a kind and name; empty if there are none."""
+        return self._runs[kind, name].merge()
+
+    def total(self, kind: str, name: str) -> int:
+        """Return the sum over all ids."""
+        return int(self.run(kind, name).counts.sum())
 
     def locality(self, table: str) -> Locality:
         """Return the window counts of a table; empty if no windows were counted."""
-        windows, read, distinct = (self.windows.get((kind, table), {}) for kind in _WINDOW_KINDS)
+        runs = (self.run(kind, table) for kind in WINDOW_KINDS)
+        windows, read, distinct = (
+            dict(zip(run.keys.tolist(), run.counts.tolist(), strict=True)) for run in runs
+        )
         return tuple(
             WindowCounts(size, windows[size], read.get(size, 0), distinct.get(size, 0))
-            for size in sorted(windows)
+            for size in windows
         )
+
+    def overflow(self, memory_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Yield the counts and drop them if merging them needs more than `memory_bytes`."""
+        if self._merge_bytes() > memory_bytes:
+            for counts in self._runs.values():
+                counts.merge()
+            if self._merge_bytes() > memory_bytes // 2:
+                yield from self.batches()
+                self._runs.clear()
+
+    def _merge_bytes(self) -> int:
+        return _MERGE_BYTES * sum(counts.held for counts in self._runs.values())
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the counts as record batches of bounded size."""
+        for (kind, name), counts in self._runs.items():
+            run = counts.merge()
+            for start in range(0, run.keys.size, _BATCH_ROWS):
+                ids, *others = (
+                    values[start : start + _BATCH_ROWS]
+                    for values in (run.keys.view(np.int64), run.counts, run.first)
+                )
+                words = (pa.repeat(pa.scalar(word), ids.size) for word in (kind, name))
+                yield pa.record_batch([*words, *map(pa.array, (ids, *others))], schema=SCHEMA)
 
 
 Counts = Any
@@ -123,8 +147,6 @@ Counts = Any
 def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
     """Add the counts of parts, in memory or in Parquet files. They may be partial sums."""
     sums = CountSums()
-    rows: dict[str, DistinctKeys] = {}
-    keys: dict[str, DistinctKeys] = {}
     for part, place in _parts(parts):
         names = part.column("name").dictionary_encode()
         kinds = part.column("kind").dictionary_encode()
@@ -135,24 +157,10 @@ def sums_of(parts: Counts | Iterable[Counts]) -> CountSums:
         for group in np.unique(groups):
             of_kind, of_name = divmod(int(group), len(names.dictionary))
             kind, name = kinds.dictionary[of_kind].as_py(), names.dictionary[of_name].as_py()
+            if kind not in _KINDS:
+                raise DataError(f"{place}: counts of the kind {kind!r} are not known")
             here = groups == group
-            match kind:
-                case "row" | "key":
-                    one = (rows if kind == "row" else keys).setdefault(name, DistinctKeys())
-                    one.add_run(ids[here].view(np.uint64), counts[here], first[here])
-                case "lookups" | "bags":
-                    of_feature = sums.lookups if kind == "lookups" else sums.bags
-                    of_feature[name] = of_feature.get(name, 0) + int(counts[here].sum())
-                case "samples":
-                    sums.samples += int(counts[here].sum())
-                case "windows" | "read" | "distinct":
-                    of_size = sums.windows.setdefault((kind, name), {})
-                    for size, count in zip(ids[here].tolist(), counts[here].tolist(), strict=True):
-                        of_size[size] = of_size.get(size, 0) + count
-                case _:
-                    raise DataError(f"{place}: counts of the kind {kind!r} are not known")
-    sums.rows = {name: one.merge() for name, one in rows.items()}
-    sums.keys = {name: one.merge() for name, one in keys.items()}
+            sums.add(kind, name, ids[here], counts[here], first[here])
     return sums
 
 
@@ -190,10 +198,8 @@ def _present(schema: pa.Schema, place: str) -> list[str]:
 _PARTITION_SAMPLES = 1 << 33
 """Most samples of a partition, as in Spark's ``monotonically_increasing_id``."""
 _READ_SAMPLES = 16384
-_KEY_BYTES = 24
-"""Bytes of a row or key in a list: itself, its count and the place of its first read."""
-_SORTING = 4
-"""Memory while merging lists, as a multiple of the lists."""
+_MERGE_BYTES = 4 * 24
+"""Bytes of a row or key while lists are merged: 4 times itself, its count and its first place."""
 
 
 class PartReader(ArrowSource):
@@ -238,48 +244,3 @@ class PartReader(ArrowSource):
                 )
             self._positions = numbers
         return super().raw(batch, place)
-
-
-class PartitionTables:
-    """Counts of all tables over one partition: of `keyed` tables by key, of others by row.
-
-    When the lists are full, their counts are yielded and the lists emptied. Adding up all parts
-    adds these counts, too.
-    """
-
-    def __init__(self, tables: Iterable[str], keyed: Collection[str], memory_bytes: int) -> None:
-        self._counts = {name: DistinctKeys() for name in tables}
-        self._kinds = {name: "key" if name in keyed else "row" for name in self._counts}
-        self._most_bytes = memory_bytes // _SORTING
-
-    def add_rows(self, table: str, rows: _Int) -> None:
-        """Count lookups of a table by row."""
-        distinct, counts = np.unique(rows.view(np.uint64), return_counts=True)
-        self._counts[table].add_run(distinct, counts, np.zeros_like(counts))
-
-    def add_keys(self, table: str, keys: Keys, places: _Int) -> None:
-        """Count lookups of a table by key, with the place of each lookup."""
-        if (places[1:] < places[:-1]).any():
-            order = np.argsort(places, kind="stable")
-            keys, places = keys[order], places[order]
-        self._counts[table].add(keys, places)
-
-    def overflow(self) -> Iterator[pa.RecordBatch]:
-        """Yield the counts if the lists are full, and empty the lists."""
-        if self._held_bytes() > self._most_bytes:
-            for counts in self._counts.values():
-                counts.merge()
-            if self._held_bytes() > self._most_bytes // 2:
-                yield from self.rest()
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """Yield all counts since the last time, and empty the lists."""
-        for name, counts in self._counts.items():
-            run = counts.merge()
-            yield from batches(
-                self._kinds[name], name, run.keys.view(np.int64), run.counts, run.first
-            )
-            self._counts[name] = DistinctKeys()
-
-    def _held_bytes(self) -> int:
-        return _KEY_BYTES * sum(counts.held for counts in self._counts.values())
