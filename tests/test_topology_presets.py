@@ -15,7 +15,7 @@ from placer.topology.presets import (
     RESERVED_DRAM_SHARE,
     RESERVED_HBM_SHARE,
     chip_called,
-    preset,
+    machine_called,
 )
 
 KINDS = sorted(GPU_KINDS)
@@ -219,9 +219,8 @@ def test_no_gpu_of_a_file_has_more_memory_than_its_card(tmp_path: Path) -> None:
     assert Topology.load(file).gpus[0].memory_bytes == 300 << 30
 
 
-def test_text_of_another_form_is_no_preset() -> None:
-    assert preset("somewhere/else") is None
-    assert preset(" 8xH100 ") == preset("8xh100")
+def test_names_of_presets_may_have_blanks_and_capitals() -> None:
+    assert machine_called(" 8xH100 ") == machine_called("8xh100")
 
 
 @pytest.mark.parametrize(

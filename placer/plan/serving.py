@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.errors import ProblemError
 from placer.plan.fields import RowOrder, Shard, whole_table_shard
@@ -72,7 +71,11 @@ def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
 def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
     """Return how many of each table's hottest rows to cache for a share of all lookups."""
     tables = profile.tables
-    segments = [_segments(each.table, each.cdf.ranks, each.cdf.shares) for each in tables]
+    # Of each segment of each CDF: its rows, and a sample's lookups in it.
+    segments = [
+        (np.diff(one.cdf.ranks), np.diff(one.cdf.shares) * one.table.lookups_per_sample)
+        for one in tables
+    ]
     of_table = np.repeat(np.arange(len(tables)), [rows.size for rows, _ in segments])
     rows = np.concatenate([rows for rows, _ in segments])
     lookups = np.concatenate([lookups for _, lookups in segments])
@@ -90,15 +93,6 @@ def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
         share = (wanted - before) / lookups[part] if lookups[part] else 0.0
         counts[of_table[part]] += np.ceil(share * rows[part] - 1e-9)
     return {each.name: int(count) for each, count in zip(tables, counts, strict=True)}
-
-
-def _segments(
-    table: Table, ranks: npt.ArrayLike, shares: npt.ArrayLike
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the rows of each CDF segment, and a sample's lookups in it."""
-    return np.diff(np.asarray(ranks, dtype=np.float64)), np.diff(
-        np.asarray(shares, dtype=np.float64)
-    ) * table.lookups_per_sample
 
 
 def _shard(table: Table, gpu: str, cached_rows: int) -> Shard:

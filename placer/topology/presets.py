@@ -59,7 +59,7 @@ def chip_called(name: str, memory_bytes: int) -> str:
 
 
 def preset_help() -> str:
-    """Describe the names that `preset` takes in one line, for errors and ``--help``."""
+    """Describe the names that `machine_called` takes in one line, for errors and ``--help``."""
     return (
         f"[NODESx]COUNTxKIND, such as 8xh100 or 16x8xh100, with KIND one of "
         f"{', '.join(GPU_KINDS)}; or {', '.join([_RACK, *NAMED])} (also 2x{_RACK}, 4xbig-basin); "
@@ -67,16 +67,16 @@ def preset_help() -> str:
     )
 
 
-def preset(text: str) -> TopologyFields | None:
-    """Return the machine of a preset's name, or None if `text` does not have such a form.
+def machine_called(text: str) -> TopologyFields:
+    """Return the machine of a preset's name.
 
     ``[NODESx]COUNTxKIND`` has COUNT GPUs in each of NODES hosts. A host with fewer than 8 GPUs has
     a proportional part of the memory, memory bandwidth and network of the 8-GPU server in
     `HOST_KINDS`. Embeddings get 85% of a GPU's memory and 90% of a host's. The ending ``+Nxcpu``
     adds N servers without GPUs, like `CPU_SERVER`.
 
-    Raises TopologyError if the form is right, but the kind is unknown or a count is out of range.
-    The message lists the kinds.
+    Raises TopologyError for any other text; the message lists the names. Also raises it if a count
+    is out of range.
     """
     name = text.strip().lower()
     with_gpus, plus, cpus = name.partition("+")
@@ -86,7 +86,12 @@ def preset(text: str) -> TopologyFields | None:
     spelled, racks = _spelled(with_gpus)
     match = _SERVERS.fullmatch(spelled) or _GRAMMAR.fullmatch(spelled)
     if match is None:
-        return None
+        from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
+
+        raise TopologyError(
+            f"unknown topology {text!r}; use {preset_help()}; auto for this machine; "
+            f"or a file that ends in {', '.join(SUFFIXES)}{did_you_mean(text, NAMED)}"
+        )
     machine = kinds(name)
     if machine is None:
         more = did_you_mean(match["kind"], GPU_KINDS)
@@ -101,22 +106,6 @@ def preset(text: str) -> TopologyFields | None:
         )
     cpu_hosts = int(servers["count"] or 1) if servers else 0
     return _build(name, int(match["nodes"] or 1), count, gpu, host, racks, cpu_hosts)
-
-
-def machine_called(name: str) -> TopologyFields:
-    """Return the machine of a preset's name; see `preset`.
-
-    Raises TopologyError for any other text; the message lists the names.
-    """
-    from placer.config_file import SUFFIXES  # not above: pydantic and YAML load slowly
-
-    machine = preset(name)
-    if machine is None:
-        raise TopologyError(
-            f"unknown topology {name!r}; use {preset_help()}; auto for this machine; "
-            f"or a file that ends in {', '.join(SUFFIXES)}{did_you_mean(name, NAMED)}"
-        )
-    return machine
 
 
 def _spelled(name: str) -> tuple[str, int]:

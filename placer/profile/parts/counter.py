@@ -91,36 +91,23 @@ class PartitionCounter:
         if encoding is not None:
             named, layout = encoding.columns, encoding.layout
         log = ArrowSource(source, layout, named)
-        common: dict[str, Any] = {
-            "columns": log.columns,
-            "missing": named.missing,
-            "min_count": min_count,
-            "position": position,
-            "memory_bytes": memory_bytes,
-        }
+        kinds: dict[str, MappingKind]
         if encoding is not None:
-            return cls(
-                feature_tables=dict(encoding.feature_tables),
-                kinds={name: mapping.kind for name, mapping in encoding.mappings.items()},
-                mappings=dict(encoding.mappings),
-                rows=encoding.tables,
-                **common,
-            )
-        tables = feature_tables_of(log, None, feature_tables)
-        kinds, row_counts = mapping_kinds(log, tables, id_mapping, rows)
-        return cls(
-            feature_tables=tables,
-            kinds=kinds,
-            mappings={
+            tables, row_counts = dict(encoding.feature_tables), encoding.tables
+            kinds = {name: mapping.kind for name, mapping in encoding.mappings.items()}
+            mappings = dict(encoding.mappings)
+        else:
+            tables = feature_tables_of(log, None, feature_tables)
+            kinds, row_counts = mapping_kinds(log, tables, id_mapping, rows)
+            mappings = {
                 name: Hash(row_counts[name])
                 if kind == "hash"
                 else Identity(row_counts.get(name, MAX_INFERRED_ROWS))
                 for name, kind in kinds.items()
                 if kind != "vocabulary"
-            },
-            rows=row_counts,
-            **common,
-        )
+            }
+        how: Any = named.missing, row_counts, min_count, position, memory_bytes
+        return cls(log.columns, tables, kinds, mappings, *how)
 
     @property
     def reads(self) -> list[str]:
