@@ -30,8 +30,8 @@ from placer.default_options import (
 from placer.errors import PlacerError
 from placer.knobs import Option, called, choices_of, members
 from placer.report.failures import one_line_errors
-from placer.report.plain import shortened
 from placer.topology.presets import preset_help
+from placer.units import shortened
 
 _SOURCES = {
     ParameterSource.COMMANDLINE: "given",

@@ -14,8 +14,8 @@ from cli_cases import command_line, fail, invoke, run_process, succeed
 
 from placer import report
 from placer.errors import PlacerError
-from placer.report.plain import MOST_CHARACTERS, shortened
 from placer.report.section import Column, rows_to_csv
+from placer.units import MOST_CHARACTERS, shortened
 
 ESCAPE = "\x1b]0;owned\x07\u202e"
 

@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from placer.interrupt import deferred_interrupt
-from placer.report.plain import plain
 from placer.report.section import Report, Row, rows_to_csv
 from placer.report.training import train_values, training_reports
-from placer.units import counted, significant
+from placer.units import counted, plain, significant
 
 if TYPE_CHECKING:
     from placer.plan.plan import Plan

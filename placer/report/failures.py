@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from placer.errors import PlacerError
-from placer.report.plain import shortened
+from placer.units import shortened
 
 _LEFT_OUT = {"torch": "PyTorch", "pyarrow": "Apache Arrow"}
 """By pip's name, libraries that are not needed for planning."""

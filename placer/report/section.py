@@ -16,8 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderRe
 from rich.table import Table
 from rich.text import Text
 
-from placer.report.plain import plain_line
-from placer.units import format_bytes, format_seconds, format_share, significant
+from placer.units import format_bytes, format_seconds, format_share, plain_line, significant
 
 Row = Mapping[str, Any]
 T = TypeVar("T")

@@ -8,10 +8,9 @@ from typing import Any
 from cost_models import CostReport
 from placer.report import section as form
 from placer.report.picture import BOUND, SERIES, STEP
-from placer.report.plain import plain
 from placer.report.section import Row, Section, columns, table_of
 from placer.topology.topology import Topology
-from placer.units import format_bytes, format_seconds
+from placer.units import format_bytes, format_seconds, plain
 
 Trace = Mapping[str, Any]
 

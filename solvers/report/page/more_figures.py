@@ -11,9 +11,8 @@ from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.picture import BOUND, DRAM, GREY, HBM, SERIES, STEP
-from placer.report.plain import plain
 from placer.report.section import Row, Section, columns, table_of
-from placer.units import format_bytes, format_seconds
+from placer.units import format_bytes, format_seconds, plain
 from solvers.report.page.figures import Chart, Trace, axis, label, line
 
 MOST_CURVES = 6

@@ -25,10 +25,9 @@ from placer.plan.memory import record_bytes
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.plain import plain
 from placer.report.section import Column, Row, Section
 from placer.tables import Table
-from placer.units import format_bytes, format_seconds
+from placer.units import format_bytes, format_seconds, plain
 from solvers.report.page import figures, more_figures
 from solvers.report.page.answers import Answers
 from solvers.report.page.figures import Chart

@@ -5,9 +5,8 @@ from typing import NamedTuple
 
 from cost_models import CostReport
 from placer.report import section as form
-from placer.report.plain import plain
 from placer.report.section import Row
-from placer.units import counted, format_bytes, format_seconds
+from placer.units import counted, format_bytes, format_seconds, plain
 from solvers.bounds.binding import Binding, Resource
 
 NEAR = 0.05
