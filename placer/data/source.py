@@ -165,4 +165,4 @@ class Source(ABC):
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """Return the identities of the log's files, in order."""
-        return identify(self.files)
+        return tuple(map(identify, self.files))

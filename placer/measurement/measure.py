@@ -8,7 +8,6 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -35,6 +34,9 @@ from placer.workloads.batches import drawn_batches
 _TIMEOUT_S = 120.0
 _WARM_UP = 4  # Steps, or blocks of steps, that are not timed.
 _GPU_BLOCK = 8  # Steps that are timed together on a GPU.
+
+Job = tuple[Plan, Profile, int, int, Effort]
+"""A plan to time, with its profile, samples of a rank's batch, seed and effort."""
 
 
 def measure_plan(
@@ -93,7 +95,7 @@ class Measurer:
     ) -> Measured:
         """See `measure_plan`."""
         samples = plan.batch_size if batch_size is None else batch_size
-        job = Job(plan, profile, samples, seed, effort or Effort())
+        job = plan, profile, samples, seed, effort or Effort()
         if self.setting.ranks == 1:
             with quiet(self.setting, 0):
                 return run(job, self.setting)
@@ -133,7 +135,7 @@ class _Processes:
             self._processes.append(process)
             self._pipes.append(ours)
 
-    def run(self, job: "Job") -> list[Measured]:
+    def run(self, job: Job) -> list[Measured]:
         """Measure a plan; return the times of each rank."""
         for pipe in self._pipes:
             pipe.send(job)
@@ -180,20 +182,9 @@ def _serve(rank: int, setting: Setting, folder: str, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A plan to time, with its profile, batch size, seed and effort."""
-
-    plan: Plan
-    profile: Profile
-    samples: int
-    seed: int
-    effort: Effort
-
-
 def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
     """Time the steps of a job in this process."""
-    plan, effort = job.plan, job.effort
+    plan, profile, samples, seed, effort = job
     weights = {t.name: torch.full((1, 1), 0.01).expand(t.rows, t.dim) for t in plan.tables}
     kind = PlacedEmbeddings if setting.ranks == 1 else ShardedEmbeddings
     model: Embeddings = kind(plan, weights=weights, backend=setting.backend, device=setting.device)
@@ -201,8 +192,8 @@ def run(job: Job, setting: Setting, rank: int = 0) -> Measured:
         if isinstance(held, PlacedEmbeddings):
             _touch_state(held)
     orders = {table.name: Ranks.in_plan(plan, table.name) for table in plan.tables}
-    seed = job.seed * setting.ranks + rank
-    chunks = drawn_batches(job.profile, job.samples, effort.batches, seed=seed, orders=orders)
+    seed = seed * setting.ranks + rank
+    chunks = drawn_batches(profile, samples, effort.batches, seed=seed, orders=orders)
     batches = [BagBatch.from_chunk(chunk, model.feature_names) for chunk in chunks]
     if setting.device.startswith("cuda"):
         batches = [batch.pin_memory() for batch in batches]

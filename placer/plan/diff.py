@@ -21,6 +21,7 @@ from placer.plan.fields import Memory, Shard
 from placer.plan.memory import drive_of, home_of
 from placer.plan.plan import Plan, Ranks, distinct
 from placer.plan.verify import check_shards
+from placer.topology.topology import Topology
 
 Int = npt.NDArray[np.int64]
 Slice = tuple[int, int, int]
@@ -212,8 +213,9 @@ def _location(plan: Plan, home: Home) -> str:
     return home_of(plan.topology, home.device, home.memory)
 
 
-def _host(plan: Plan, home: Home) -> str:
-    gpu = plan.topology.gpus_by_id.get(home.device)
+def host_of(topology: Topology, home: Home) -> str:
+    """Return the host of the device that serves rows."""
+    gpu = topology.gpus_by_id.get(home.device)
     return home.device if gpu is None else gpu.host
 
 
@@ -234,13 +236,13 @@ def _steps_to(
     hosts = new.topology.hosts_by_id
     devices = new.topology.gpus_by_id.keys() | hosts.keys() | set(map(drive_of, hosts))
     for home in added:
-        place, host = _location(new, home), _host(new, home)
+        place, host = _location(new, home), host_of(new.topology, home)
 
         # Find the nearest copy: in the same memory, then on the same host. Take a copy of a missing
         # device only if there is no other.
         def distance(home: Home, place: str = place, host: str = host) -> tuple[bool, ...]:
             at = _location(old, home)
-            return at not in devices, at != place, _host(old, home) != host
+            return at not in devices, at != place, host_of(old.topology, home) != host
 
         near = min(was, key=distance)
         kind = f"{near.memory.upper()} to {home.memory.upper()}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from placer.errors import TopologyError
-from placer.plan.diff import Home, PlanDiff
+from placer.plan.diff import Home, PlanDiff, host_of
 from placer.topology.devices import BLOCK_BYTES
 from placer.topology.topology import Topology
 
@@ -48,7 +48,7 @@ def migration(diff: PlanDiff) -> Migration:
     for move in diff.moves:
         if move.target is None or not move.moved_bytes:
             continue
-        ends = _End.of(diff.old.topology, move.source), _End.of(diff.new.topology, move.target)
+        ends = (diff.old.topology, move.source), (diff.new.topology, move.target)
         for resource, bytes_per_s in _path(*ends):
             load[resource] += move.moved_bytes
             speed[resource] = bytes_per_s
@@ -59,44 +59,31 @@ def migration(diff: PlanDiff) -> Migration:
     return Migration(diff.moved_bytes, times[slowest], " ".join(slowest))
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """One end of a move. `gpu` is the GPU with the HBM, or None for a host's DRAM or drive."""
-
-    topology: Topology
-    host: str
-    gpu: str | None
-    on_drive: bool
-
-    @classmethod
-    def of(cls, topology: Topology, home: Home) -> "_End":
-        gpu = topology.gpus_by_id.get(home.device)
-        host = home.device if gpu is None else gpu.host
-        in_hbm = gpu is not None and home.memory == "hbm"
-        return cls(topology, host, home.device if in_hbm else None, home.memory == "ssd")
+End = tuple[Topology, Home]
 
 
-def _path(source: _End, target: _End) -> Iterator[tuple[Resource, float]]:
+def _path(source: End, target: End) -> Iterator[tuple[Resource, float]]:
     """Yield the links and host memories that a move crosses, with their bandwidths."""
-    same_host = source.host == target.host
-    peers = same_host and source.gpu is not None and target.gpu is not None
-    for end, way in ((source, "out"), (target, "in")):
-        drive = end.topology.hosts_by_id[end.host].drive
-        if end.on_drive and drive is not None:
+    hosts = host_of(*source), host_of(*target)
+    same_host = hosts[0] == hosts[1]
+    peers = same_host and source[1].memory == target[1].memory == "hbm"
+    for (topology, home), host, way in zip((source, target), hosts, ("out", "in"), strict=True):
+        drive = topology.hosts_by_id[host].drive
+        if home.memory == "ssd" and drive is not None:
             blocks_per_s = drive.reads_per_s if way == "out" else drive.writes_per_s
-            yield (end.host, "ssd"), blocks_per_s * BLOCK_BYTES
-        if end.gpu is None:
-            yield (end.host, "dram"), end.topology.hosts_by_id[end.host].dram_bytes_per_s
+            yield (host, "ssd"), blocks_per_s * BLOCK_BYTES
+        if home.memory != "hbm":
+            yield (host, "dram"), topology.hosts_by_id[host].dram_bytes_per_s
         else:
-            nvlink = end.topology.link_of(end.gpu, "nvlink") if peers else None
-            link = nvlink or end.topology.link_of(end.gpu, "pcie")
+            nvlink = topology.link_of(home.device, "nvlink") if peers else None
+            link = nvlink or topology.link_of(home.device, "pcie")
             assert link is not None, "a topology links each GPU to its host"
-            yield (end.gpu, f"{link.kind} {way}"), link.bytes_per_s
+            yield (home.device, f"{link.kind} {way}"), link.bytes_per_s
         if not same_host:
-            network = end.topology.link_of(end.host, "network")
+            network = topology.link_of(host, "network")
             if network is None:
                 raise TopologyError(
-                    f"rows move from {source.host} to {target.host}, but {end.host} of "
-                    f"{end.topology.name!r} has no network link; add one to the topology"
+                    f"rows move from {hosts[0]} to {hosts[1]}, but {host} of "
+                    f"{topology.name!r} has no network link; add one to the topology"
                 )
-            yield (end.host, f"network {way}"), network.bytes_per_s
+            yield (host, f"network {way}"), network.bytes_per_s

@@ -118,34 +118,18 @@ def check_devices(machine: TopologyFields) -> None:
 
 def check_links(machine: TopologyFields, known: Set[str]) -> None:
     """Raise if a link joins unknown devices, or devices that its kind cannot join."""
-    for link in machine.links:
-        ends = (link.a,) if link.kind == "rack" else (link.a, link.b)
-        for end in ends:
-            if end not in known:
-                raise TopologyError(
-                    f"link {link.a} – {link.b} ({link.kind}): no device is called {end!r}; "
-                    f"there are {', '.join(sorted(known)[:12])}"
-                )
-        if link.bytes_per_s <= 0:
-            raise TopologyError(
-                f"link {link.a} – {link.b} needs a positive bandwidth, not {link.bytes_per_s}"
-            )
-    _check_link_ends(machine)
-    with_gpus = {gpu.host for gpu in machine.gpus}
-    servers = [host.id for host in machine.hosts if host.id not in with_gpus]
-    on_network = {link.a for link in machine.links if link.kind == "network"}
-    for host in machine.hosts if servers else ():
-        if host.id not in on_network:
-            raise TopologyError(
-                f"{host.id} has no network link, but {servers[0]}, without GPU, serves rows over "
-                f"the network: add {{a: {host.id}, b: network, kind: network}}"
-            )
-
-
-def _check_link_ends(machine: TopologyFields) -> None:
     homes = {gpu.id: gpu.host for gpu in machine.gpus}
     joined: set[tuple[str, str]] = set()
     for link in machine.links:
+        named = f"link {link.a} – {link.b}"
+        for end in (link.a,) if link.kind == "rack" else (link.a, link.b):
+            if end not in known:
+                raise TopologyError(
+                    f"{named} ({link.kind}): no device is called {end!r}; "
+                    f"there are {', '.join(sorted(known)[:12])}"
+                )
+        if link.bytes_per_s <= 0:
+            raise TopologyError(f"{named} needs a positive bandwidth, not {link.bytes_per_s}")
         if link.kind == "socket":
             continue
         if link.kind == "rack":
@@ -155,9 +139,16 @@ def _check_link_ends(machine: TopologyFields) -> None:
         else:
             joins, is_right = "a GPU to its own host", link.b == homes.get(link.a)
         if not is_right or (link.kind in ("rack", "network") and link.a in homes):
-            raise TopologyError(f"link {link.a} – {link.b}: a {link.kind} link joins {joins}")
+            raise TopologyError(f"{named}: a {link.kind} link joins {joins}")
         if (link.a, link.kind) in joined:
             raise TopologyError(
                 f"{link.a} has two {link.kind} links; add their bandwidths up in one"
             )
         joined.add((link.a, link.kind))
+    servers = [host.id for host in machine.hosts if host.id not in homes.values()]
+    for host in machine.hosts if servers else ():
+        if (host.id, "network") not in joined:
+            raise TopologyError(
+                f"{host.id} has no network link, but {servers[0]}, without GPU, serves rows over "
+                f"the network: add {{a: {host.id}, b: network, kind: network}}"
+            )

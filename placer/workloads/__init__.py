@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
+from itertools import count, islice
 from typing import Any
 
 from placer.errors import ProfileError, did_you_mean
@@ -86,36 +87,24 @@ def published_workload(name: str) -> Profile:
     """Return the profile of a workload in `published`. Its bags have a fixed size."""
     entry = published()[name]
     exponent = float(entry["zipf_exponent"])
-    tables = [
-        TableProfile.zipf(Table(table, rows, dim, features=features), exponent)
-        for table, rows, dim, features in (*_named(entry), *_grouped(entry))
-    ]
-    return Profile(tuple(tables), source=f"workload {name}: {entry['title']}. {entry['source']}")
+    tables = tuple(TableProfile.zipf(table, exponent) for table in _tables(entry))
+    return Profile(tables, source=f"workload {name}: {entry['title']}. {entry['source']}")
 
 
-def _named(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
-    """Yield name, rows, dim and features of tables given by name."""
+def _tables(entry: Mapping[str, Any]) -> Iterator[Table]:
+    """Yield the tables that are given by name, then those in groups, numbered from 1."""
     for table, (rows, dim, lookups) in entry.get("tables", {}).items():
         features = (
-            Feature(name, float(count), pooling=entry["pooling"]) for name, count in lookups.items()
+            Feature(name, float(own), pooling=entry["pooling"]) for name, own in lookups.items()
         )
-        yield table, rows, dim, tuple(features)
-
-
-def _grouped(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, int, tuple[Feature, ...]]]:
-    """Yield name, rows, dim and features of tables given in groups, numbered from 1."""
-    number = 0
-    for count, rows, dim, lookups, *rest in entry.get("groups", ()):
-        for _ in range(count):
-            number += 1
+        yield Table(table, rows, dim, features=tuple(features))
+    numbers = count(1)
+    for tables, rows, dim, lookups, *rest in entry.get("groups", ()):
+        for number in islice(numbers, tables):
             table = entry["table_name"].format(number)
-            yield table, rows, dim, _features(table, lookups, *rest)
-
-
-def _features(table: str, lookups: list[float], coverage: float = 1.0) -> tuple[Feature, ...]:
-    if len(lookups) == 1:
-        return (Feature(table, float(lookups[0]), coverage),)
-    return tuple(
-        Feature(f"{table}_{number}", float(count), coverage)
-        for number, count in enumerate(lookups, 1)
-    )
+            names = [f"{table}_{n}" for n in range(1, 1 + len(lookups))] if lookups[1:] else [table]
+            features = (
+                Feature(name, float(of_bag), *rest)
+                for name, of_bag in zip(names, lookups, strict=True)
+            )
+            yield Table(table, rows, dim, features=tuple(features))

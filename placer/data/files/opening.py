@@ -194,12 +194,8 @@ class FileIdentity:
     sha256: str
 
 
-def identify(files: Sequence[str]) -> tuple[FileIdentity, ...]:
-    """Return the identities of a log's files. Raises DataError if a file cannot be read."""
-    return tuple(map(_identity, files))
-
-
-def _identity(name: str) -> FileIdentity:
+def identify(name: str) -> FileIdentity:
+    """Return the identity of a log's file. Raises DataError if it cannot be read."""
     digest = hashlib.sha256()
     try:
         with open_file(name) as file:
