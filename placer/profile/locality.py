@@ -161,7 +161,7 @@ class LocalityCounter:
         self._features: dict[str, list[str]] = {name: [] for name in tables}
         for feature, table in feature_tables.items():
             self._features[table].append(feature)
-        self._spacing, self._next = 1, 0
+        self._spacing = 1
         self._stretch = _Stretch(0)
         self._counted: dict[int, dict[str, Locality]] = {}
 
