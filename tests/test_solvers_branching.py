@@ -117,6 +117,18 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     assert searched(other, price, before=before).formulation is not before.formulation
 
 
+def test_a_search_continues_the_round_that_one_before_it_had_no_time_to_finish() -> None:
+    """Searches of 20 programs each would otherwise examine the same nodes again."""
+    first, price = begun("random-3@4", Topology.parse("2xh100", hbm="1GiB"))
+    few = BranchingParams(programs=20)
+    search = searched(first, price, few)
+    assert search.unfinished
+    for _ in range(5):
+        search = searched(search.best, price, few, before=search)
+    once = searched(first, price, BranchingParams(programs=60))
+    assert once.bound_s < search.bound_s <= once.best.step_time_s
+
+
 def test_a_search_that_ends_early_proves_no_more_than_is_true() -> None:
     """In the middle of a division, parts are missing."""
     first, price = begun("random-3@4", Topology.parse("2xh100", hbm="1GiB"))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -67,6 +67,15 @@ Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """The built-in `map`, or `map` of a pool of threads."""
 
 
+class Round(NamedTuple):
+    """A search for plans below a target. If time ends first, the next search continues it."""
+
+    target: float  # Step time, in units of the formulation.
+    nodes: list[Node] | None = None  # A heap that holds all these plans; None at the beginning.
+    decided: float = math.inf  # Least bound of decided nodes, which have no parts.
+    took: float = 0.0  # Seconds so far, or programs if steps are limited.
+
+
 class BranchAndBound:
     """A branch-and-bound search: see `branch_and_bound`.
 
@@ -94,16 +103,19 @@ class BranchAndBound:
     ) -> None:
         self.best, self.clock, self.params = best, clock, params
         self.roots: list[Node] | None = None
+        self.unfinished: Round | None = None
         self.below_s = best.step_time_s
         self.bound_s = 0.0
         if before is not None and before.formulation.instance is instance:
             formulation, self.bound_s = before.formulation, before.bound_s
             if self.below_s <= before.below_s:
                 self.roots, self.below_s = before.roots, before.below_s
+                self.unfinished = before.unfinished
         else:
             formulation = Formulation(instance, best.step_time_s, price_s_per_byte, _MOST_POINTS)
         self.formulation: Formulation = formulation
         self.unit_s = self.formulation.unit_s
+        self._gap = 0.0
         self.programs = 0
         self._rounded_s = 0.0
         self._begin_s = clock.left_s
@@ -162,18 +174,22 @@ class BranchAndBound:
         if self.roots is None:
             return
         self._prove(min((root.bound for root in self.roots), default=math.inf))
-        gap *= _NEARLY  # Meet the gap in spite of rounding.
+        self._gap = gap * _NEARLY  # Meet the gap in spite of rounding.
         known = self.best.step_time_s / self.bound_s - 1 if self.bound_s else math.inf
-        if not gap < known <= self.params.most_gap:
+        if not self._gap < known <= self.params.most_gap:
             return
-        wanted, may_gain, factor, known_s = math.inf, True, _GAP_FACTOR, 0.0
-        while not self.spent and wanted > gap and may_gain:
-            wanted = max(gap, (self.best.step_time_s / self.bound_s - 1) * factor)
+        may_gain, factor, known_s = True, _GAP_FACTOR, 0.0
+        while not self.spent and may_gain:
+            going = self.unfinished
+            # A better bound may have made the round useless, for example one with other chains.
+            if going is None or going.target * self.unit_s <= self.bound_s:
+                wanted = (self.best.step_time_s / self.bound_s - 1) * factor
+                going = Round(self.limit / (1 + max(self._gap, wanted)))
             left = self._left
-            may_gain = self._search(self.roots, wanted) and not self.spent
-            # A search that does not end proves nothing, so it has to fit into the time left. One
+            may_gain = self._search(self.roots, going) and going.target < self._target(math.inf)
+            # A round that does not end proves little, so it has to fit into the time left. One
             # that begins with a poor plan examines more nodes.
-            share = (left - self._left) / max(_USED * self._left, 1e-9)
+            share = (going.took + left - self._left) / max(_USED * self._left, 1e-9)
             largest = _LARGEST_STEP if self.best.step_time_s == known_s else _GAP_FACTOR
             factor = min(max(largest, share**_GROWTH), _LEAST_STEP)
             known_s = self.best.step_time_s
@@ -191,7 +207,7 @@ class BranchAndBound:
         if not f.server_kinds.size:
             return parts
         while parts:
-            divided = self._branches(0.0).by_side(parts[0])
+            divided = self._branches(math.inf).by_side(parts[0])
             if divided is None or self.spent:
                 break
             parts = sorted(parts[1:] + divided)
@@ -205,27 +221,31 @@ class BranchAndBound:
     def _prove(self, bound: float) -> None:
         self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
 
-    def _branches(self, gap: float) -> Branches:
-        """Return how to divide nodes that may hold plans faster than the best by a share."""
+    def _branches(self, most: float) -> Branches:
+        """Return how to divide nodes that may hold plans faster than `most`."""
         return Branches(
             self.formulation,
             self._order,
             self._are_arenas_first,
-            lambda nodes: self._examined(nodes, gap),
-            lambda: 0.0 if self.spent else self._target(gap),
+            lambda nodes: self._examined(nodes, most),
+            lambda: 0.0 if self.spent else self._target(most),
         )
 
-    def _search(self, roots: Sequence[Node], gap: float) -> bool:
-        """Examine all plans that may be faster than the best by a share.
+    def _search(self, roots: Sequence[Node], going: Round) -> bool:
+        """Examine all plans of a round; if time ends before, keep the round for the next search.
 
-        Return false if fully decided nodes are left whose bounds are below that: further searches
-        gain nothing.
+        Return false if fully decided nodes are left whose bounds are below the round's target:
+        further rounds gain nothing.
         """
-        branches = self._branches(gap)
-        kept, numbers, decided = branches.kept(roots), len(roots), math.inf
-        heap = [*roots] if self.spent else kept
-        heapq.heapify(heap)
-        while heap and not self.spent and heap[0].bound < self._target(gap):
+        most, began = going.target, self._left
+        branches = self._branches(most)
+        heap, decided = going.nodes, going.decided
+        if heap is None:
+            kept = branches.kept(roots)
+            heap = [*roots] if self.spent else kept
+            heapq.heapify(heap)
+        numbers = len(heap)
+        while heap and not self.spent and heap[0].bound < self._target(most):
             nodes = [heapq.heappop(heap) for _ in range(min(self._at_once, len(heap)))]
             found = self._map_nodes(branches.of, nodes)
             for node, children in zip(nodes, found, strict=True):
@@ -236,20 +256,22 @@ class BranchAndBound:
                 for child in [node] if self.spent else children:
                     numbers += 1
                     heapq.heappush(heap, replace(child, number=numbers))
-        left = min((node.bound for node in heap), default=math.inf)
-        self._prove(min(left, decided, self._target(gap)))
-        return decided >= min(left, self._target(gap))
+        left, target = min((node.bound for node in heap), default=math.inf), self._target(most)
+        self._prove(min(left, decided, target))
+        took = going.took + began - self._left
+        self.unfinished = Round(most, heap, decided, took) if left < target else None
+        return decided >= min(left, target)
 
-    def _target(self, gap: float) -> float:
-        """Return the step time that a plan must beat to be of interest."""
-        return self.limit / (1 + gap)
+    def _target(self, most: float) -> float:
+        """Return the step time that a plan must beat: `most`, or what meets the gap."""
+        return min(most, self.limit / (1 + self._gap))
 
-    def _examined(self, nodes: Sequence[Node], gap: float) -> Iterator[Examined]:
+    def _examined(self, nodes: Sequence[Node], most: float) -> Iterator[Examined]:
         """Yield each node that may hold plans of interest, with its bound and remaining options.
 
         Nothing is examined once time is over.
         """
-        target, tables = self._target(gap), self.formulation.instance.tables
+        target, tables = self._target(most), self.formulation.instance.tables
         nodes = [node for node in nodes if node.bound < target and not self.spent]
         rounds = _NODE_ROUNDS
         examined = self._map(lambda node: self._relaxed_and_placed(node, target, rounds), nodes)
