@@ -35,8 +35,7 @@ from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.bounds.least_cost import least
-from solvers.bounds.option_costs import OptionCosts, OptionPricer
+from solvers.bounds.option_costs import OptionCosts, OptionPricer, least
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
@@ -52,7 +51,7 @@ from solvers.result import Limits, Termination
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
 from solvers.search.room import make_room
-from solvers.strategies import _weighing
+from solvers.strategies import _search
 from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._search import Search
 from solvers.strategies._stages import anneal
@@ -786,13 +785,13 @@ def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
     topology = replace(topology, hosts=slow)
     problem = Problem(profile, topology, 16384, constraints=Constraints.of(rules))
     search = Search.start(Instance(problem, Roofline()), Clock.start(Limits()))
-    weighed = _weighing.weighed(search)
+    weighed = _search.weighed(search)
     assert weighed.instance.host_share > 0
     assert (weighed.bound_s, weighed.proven) == (search.bound_s, search.lagrangian)
     spared = solve(problem, "greedy-cost")
     assert spared.step_time_s is not None
     assert spared.step_time_s < 1.5 * spared.bound_s
-    monkeypatch.setattr(_weighing, "_HOST_WAITS", math.inf)
+    monkeypatch.setattr(_search, "_HOST_WAITS", math.inf)
     waiting = solve(problem, "greedy-cost")
     assert waiting.step_time_s is not None
     assert spared.step_time_s < 0.97 * waiting.step_time_s

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solvers.bounds.least_cost import waits
+from solvers.bounds.option_costs import waits
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solvers.search.candidates.groups import Float, Group, Int
+from solvers.search.candidates.placement import Float, Group, Int
 
 _STEPS = 40
 """Halvings of an interval of prices or times."""

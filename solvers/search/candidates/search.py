@@ -10,8 +10,7 @@ import numpy as np
 from solvers.model.clock import Clock
 from solvers.result import Limit
 from solvers.search.candidates.bound import Pool, lower_limit_s, prices_of
-from solvers.search.candidates.groups import Float, Group
-from solvers.search.candidates.placement import Place, Space, State
+from solvers.search.candidates.placement import Float, Group, Place, Space, State
 
 _SHARES = (1.0, 0.98, 0.94, 0.85, 0.6, 0.3)
 """Make starting plans at the prices of these shares of the memory."""
