@@ -121,28 +121,6 @@ def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
     return times
 
 
-def phases_with(sums: Float, added: Float, hbm_bytes: Float) -> Float:
-    """Return `phases_at` of some GPUs if each also served the same shard.
-
-    - `sums`, shape (GPUs, 2 + phases, prices).
-    - `added`, shape (2 + phases, prices), or that of `sums`: where the GPUs are alike, and where
-      they are not.
-    - `hbm_bytes`, shape (GPUs,).
-
-    The result has shape (GPUs, phases).
-    """
-    here, above, part, unfit = _point_between(sums[:, BYTES] + added[..., BYTES, :], hbm_bytes)
-    every = np.arange(len(sums))
-    low, high = (
-        sums[every, GPU_S + 1 :, at]
-        + (added[GPU_S + 1 :, at].T if added.ndim == 2 else added[every, GPU_S + 1 :, at])
-        for at in (here, above)
-    )
-    times: Float = low + part[:, None] * (high - low)
-    times[unfit] = np.inf
-    return times
-
-
 def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
     """Return `sums` without bytes at the price that fills HBM, (..., rows - 1); or infinity."""
     here, above, part, unfit = _point_between(sums[..., BYTES, :], hbm_bytes)
@@ -158,21 +136,15 @@ def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> F
     """Return `phases_at` of GPUs after one block has left and another one has arrived.
 
     - `kept`, shape (m, 2 + phases, prices): sums of a GPU once each of m blocks has left it.
-    - `arriving`, shape (n, 2 + phases, prices), or (m, n, 2 + phases, prices): where the GPUs are
-      alike, and where they are not.
+    - `arriving`, shape (n, 2 + phases, prices).
     - `hbm_bytes`, shape (m, 1), or scalar.
 
     The result has shape (m, n, phases).
     """
-    arriving = arriving if arriving.ndim == 4 else arriving[None]
-    here, above, part, unfit = _point_between(
-        kept[:, None, BYTES] + arriving[..., BYTES, :], hbm_bytes
-    )
+    here, above, part, unfit = _point_between(kept[:, None, BYTES] + arriving[:, BYTES], hbm_bytes)
     row, column = np.ogrid[: here.shape[0], : here.shape[1]]
-    of = row if len(arriving) > 1 else 0
-    low, high = (
-        kept[row, GPU_S + 1 :, at] + arriving[of, column, GPU_S + 1 :, at] for at in (here, above)
-    )
+    low, high = (kept[row, GPU_S + 1 :, at] + arriving[column, GPU_S + 1 :, at]
+                 for at in (here, above))  # fmt: skip
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf
     return times

@@ -1,4 +1,4 @@
-"""Rate moves and swaps of blocks between GPUs by sums of priced costs, many at once."""
+"""Rate moves and swaps of blocks between two GPUs by sums of priced costs, all at once."""
 
 import itertools
 from collections import Counter
@@ -10,11 +10,8 @@ import numpy.typing as npt
 from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment, Change
 from solvers.model.instance import Block
-from solvers.model.knapsack import Float, Int, phases_of_swaps
+from solvers.model.knapsack import Float, phases_of_swaps
 from solvers.model.shared_costs import total
-
-_MOST_SWAPS = 4000
-"""Rate at most this many swaps together, so that arrays stay in a processor's cache."""
 
 
 class _Served:
@@ -74,16 +71,16 @@ class Exchanges:
         if len(mine.blocks) == 1:
             return
         candidates: list[tuple[float, int, int, int]] = []
-        for some in self._batches(mine, others):
-            for other, rated in zip(some, self._rated(slow, some), strict=True):
-                rated[rated >= key_s] = np.inf
-                # Keep the best swap of each block of the slow GPU, so that finalists differ.
-                back = rated.argmin(axis=1)
-                best = rated[np.arange(len(back)), back]
-                candidates += [
-                    (float(best[i]), other, i, int(back[i]))
-                    for i in np.flatnonzero(np.isfinite(best)).tolist()
-                ]
+        for other in others:
+            rated = self._rated(slow, other)
+            rated[rated >= key_s] = np.inf
+            # Keep the best swap of each block of the slow GPU, so that finalists differ.
+            back = rated.argmin(axis=1)
+            best = rated[np.arange(len(back)), back]
+            candidates += [
+                (float(best[i]), other, i, int(back[i]))
+                for i in np.flatnonzero(np.isfinite(best)).tolist()
+            ]
         shards = self._assignment.shards
         for _, other, i, j in sorted(candidates)[:most]:
             leaving, arriving = mine.blocks[i], self._served(other).blocks[j]
@@ -98,84 +95,35 @@ class Exchanges:
             known = self._known[gpu] = _Served(self._assignment, gpu, self._numbers)
         return known
 
-    def _batches(self, mine: _Served, others: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the other GPUs in batches that are rated together."""
-        some: list[int] = []
-        swaps = 0
-        for other in others:
-            more = len(mine.blocks) * len(self._served(other).blocks)
-            if some and swaps + more > _MOST_SWAPS:
-                yield some
-                some, swaps = [], 0
-            some.append(other)
-            swaps += more
-        if some:
-            yield some
-
-    def _rated(self, slow: int, others: Sequence[int]) -> Iterator[Float]:
-        """Rate the objective for each swap of blocks, shape (mine, theirs + 1) for each other GPU.
+    def _rated(self, slow: int, other: int) -> Float:
+        """Rate the objective for each swap of blocks of two GPUs, shape (mine, theirs + 1).
 
         The last column is for moves without a block in return. Swaps that are not allowed are
         infinite.
         """
+        objective, phase_s = self._assignment.instance.objective, self._assignment.phase_s
+        mine, theirs, scale_s = self._served(slow), self._served(other), objective.scale_s(phase_s)
+        changed = objective.powers(self._phase_s(slow, mine, theirs), scale_s)
+        changed += np.swapaxes(objective.powers(self._phase_s(other, theirs, mine), scale_s), 0, 1)
+        rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s)
+        keys = objective.norm_s(scale_s, rest.sum(axis=0) + changed)[:-1]
+        keys[~(_may_swap(mine, theirs, slow, other) & np.isfinite(keys))] = np.inf
+        return keys
+
+    def _phase_s(self, gpu: int, leaving: _Served, arriving: _Served) -> Float:
+        """Return a GPU's phases after each swap of its blocks, (leaving, arriving, phases)."""
         assignment, instance = self._assignment, self._assignment.instance
-        objective, kinds = instance.objective, instance.kind_of_gpu
-        mine, theirs = self._served(slow), [self._served(other) for other in others]
-        counts = [len(served.blocks) for served in theirs]
-        # For each block of `others`, its GPU.
-        at = np.repeat(np.arange(len(others)), counts)
-        here = mine.costs(kinds[slow])[:-1]
-        there = np.concatenate(
-            [served.costs(kinds[gpu]) for served, gpu in zip(theirs, others, strict=True)]
+        kind = instance.kind_of_gpu[gpu]
+        kept = assignment.sums[gpu] - leaving.costs(kind)
+        phase_s = phases_of_swaps(kept, arriving.costs(kind), instance.hbm_bytes[gpu])
+        gone, every, coming = (
+            # Arenas may be unknown when a GPU's arrays are made.
+            np.pad(one, [*[(0, 0)] * (one.ndim - 1), (0, len(self._numbers) - one.shape[-1])])
+            for one in (leaving.arenas, leaving.every_arena, arriving.arenas)
         )
-        alike = all(kinds[other] == kinds[slow] for other in others)
-        there_here = there
-        if not alike:
-            there_here = np.concatenate([served.costs(kinds[slow]) for served in theirs])
-        hbm, gpus = instance.hbm_bytes, np.array(others)[at]
-        of_slow = phases_of_swaps(assignment.sums[slow] - here, there_here, hbm[slow])
-        here_there = here if alike else _by_leaving(mine, [kinds[gpu] for gpu in others], at)
-        of_others = phases_of_swaps(assignment.sums[gpus] - there, here_there, hbm[gpus, None])
-        arenas, arenas_of_others = self._arenas(mine, theirs, at)
-        launches_s = np.array(instance.launches_s)
-        of_slow += arenas[..., None] * launches_s[slow] + assignment.arena_s([slow])
-        of_others += (
-            arenas_of_others[..., None] * launches_s[gpus, None]
-            + assignment.arena_s(others)[at, None]
-        )
-        phase_s = assignment.phase_s
-        scale_s = objective.scale_s(phase_s)
-        changed = objective.powers(of_slow, scale_s)
-        changed += objective.powers(np.swapaxes(of_others, 0, 1), scale_s)
-        first = 0
-        for other, served in zip(others, theirs, strict=True):
-            last = first + len(served.blocks)
-            rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s)
-            keys = objective.norm_s(scale_s, rest.sum(axis=0) + changed[:, first:last])
-            allowed = _may_swap(mine, served, slow, other)
-            keys[~(allowed & np.isfinite(keys))] = np.inf
-            yield keys
-            first = last
-
-    def _arenas(self, mine: _Served, theirs: Sequence[_Served], at: Int) -> tuple[Int, Int]:
-        """Count arenas after swaps: (mine, theirs) of the slow GPU, (theirs, mine) of others."""
-
-        def wide(arenas: Int) -> Int:  # Arenas that were unknown when this GPU's arrays were made.
-            more = len(self._numbers) - arenas.shape[-1]
-            return np.pad(arenas, [*[(0, 0)] * (arenas.ndim - 1), (0, more)])
-
-        leaving, arriving = wide(mine.arenas[:-1]), np.concatenate([wide(s.arenas) for s in theirs])
-        every = np.array([wide(served.every_arena) for served in theirs])[at]
-        kept, kept_of_others = wide(mine.every_arena) - leaving, every - arriving
-        return (
-            np.count_nonzero(kept[:, None] + arriving, axis=-1),
-            np.count_nonzero(kept_of_others[:, None] + leaving, axis=-1),
-        )
-
-
-def _by_leaving(mine: _Served, kinds: Sequence[int], at: Int) -> Float:
-    """Return costs of a GPU's blocks on other GPUs, (theirs, mine, 2 + phases, prices)."""
-    return np.array([mine.costs(kind)[:-1] for kind in kinds])[at]
+        arenas = np.count_nonzero((every - gone)[:, None] + coming, axis=-1)
+        phase_s += arenas[..., None] * np.array(instance.launches_s[gpu])
+        return phase_s + assignment.arena_s([gpu])
 
 
 def _may_swap(mine: _Served, theirs: _Served, slow: int, other: int) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from solvers.model.assignment import Assignment, Change, least_loaded
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_with
+from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_of_swaps
 from solvers.model.shared_costs import total
 
 MOST_SHARDS = 8
@@ -205,13 +205,13 @@ class _Room:
         if known is None:
             kinds = [instance.kind_of_gpu[gpu] for gpu in self.gpus]
             if len(set(kinds)) == 1:
-                added = instance.priced_costs(shard, self.gpus[0])[OF_GPU]
+                added = instance.priced_costs(shard, self.gpus[0])[None, OF_GPU]
+                then_s = phases_of_swaps(self.sums, added, self.hbm[:, None])[:, 0]
             else:
                 of_kinds = [instance.priced_costs(shard, gpu)[OF_GPU] for gpu in instance.kinds]
-                added = np.array(of_kinds)[kinds]
+                then_s = phases_at(self.sums + np.array(of_kinds)[kinds], self.hbm)
             arena = instance.arena_of(shard)
             new = np.array([arena not in present for present in self.arenas])
-            then_s = phases_with(self.sums, added, self.hbm)
             then_s += self.besides_s + new[:, None] * self.launch_s
             known = instance.objective.powers(then_s, self.scale_s)
             known[~instance.open_gpus((shard,))[self.gpus]] = np.nan
