@@ -43,7 +43,7 @@ from solvers.model.knapsack import (
     BYTES,
     GPU_S,
     costs_of,
-    least_times,
+    phases_at,
     priced_costs,
     solve_knapsack,
 )
@@ -698,7 +698,7 @@ def test_fillings_lie_between_their_limit_and_everything_tried(
     priced = [priced_costs(curve, prices) for curve in shards]
     sums = np.sum(priced, axis=0)
     hbm_bytes = float(sums[BYTES, 0] * 0.95 + share * (sums[BYTES, -1] - sums[BYTES, 0] * 0.9))
-    best_s, limit_s = tried(shards, hbm_bytes), float(least_times(sums, hbm_bytes))
+    best_s, limit_s = tried(shards, hbm_bytes), float(phases_at(sums[:3], hbm_bytes)[0])
     assert limit_s <= best_s + 1e-6
     knapsack = solve_knapsack(priced, hbm_bytes, shards.__getitem__)
     if knapsack is None:
@@ -767,11 +767,8 @@ def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve
         [np.sum([priced_costs(curve, prices) for curve in shards], axis=0) for shards in gpus]
     )
     rooms = np.linspace(300, 900, len(gpus))
-    each = [float(least_times(one, room)) for one, room in zip(sums, rooms, strict=True)]
-    assert least_times(sums, rooms).tolist() == each
-    # Only bytes and seconds are read.
-    assert least_times(sums[:, : GPU_S + 1], rooms).tolist() == each
-    assert sums.shape[1] == 6
+    each = [phases_at(one, room).tolist() for one, room in zip(sums, rooms, strict=True)]
+    assert phases_at(sums, rooms).tolist() == each
 
 
 def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(

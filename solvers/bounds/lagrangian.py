@@ -92,38 +92,23 @@ class LagrangianBound:
     price_s_per_byte: float  # The price λ: about the GPU seconds that one more byte of HBM saves.
     dram_price: float  # The price of a byte of DRAM.
     server_share: float  # Worth of a server's second, in seconds of a GPU.
-    worth_s: float  # λ × all HBM plus the price of DRAM × all DRAM.
     # For each table, options that include the cheapest for any step of at least its
     # `enough_from_s`, which is at most the bound.
     cheapest: tuple[tuple[OptionCost, ...], ...]
     enough_from_s: tuple[float, ...]
     dram_s: float  # The bound by the hosts' memory alone.
-    # For each table, a lower bound of options that are not in `cheapest`; infinite if the cheapest
-    # option is there.
-    stand_in_s: tuple[float, ...]
     # Returns all sharding options of a table, by its number. For many tables that is slow.
     options_of: Callable[[int], tuple[OptionCost, ...]]
 
     def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
         """Return the cheapest known option whose shards take at most `step_time_s`.
 
-        With many tables, unknown options may cost less; `least_s` counts them too.
+        With many tables, unknown options may cost less.
         """
         enough = step_time_s >= self.enough_from_s[table]
         options = self.cheapest[table] if enough else self.options_of(table)
         allowed = [option for option in options if option.longest_s <= step_time_s]
         return min(allowed, key=lambda option: (option.priced_s, option.option), default=None)
-
-    def least_s(self, table: int, step_time_s: float) -> float:
-        """Return the least `priced_s` of any option at that step time; infinite if none fits."""
-        option = self.option_for(table, step_time_s)
-        known_s = math.inf if option is None else option.priced_s
-        return min(known_s, self.stand_in_s[table])
-
-    def work_s(self, step_time_s: float) -> float:
-        """Return GPU seconds that any placement of that step time needs; infinite if none fits."""
-        tables = range(len(self.cheapest))
-        return sum(self.least_s(table, step_time_s) for table in tables) - self.worth_s
 
 
 def lagrangian_bound(
@@ -266,11 +251,9 @@ def _bound_at(
         float(prices[best]),
         float(dram_prices[best]),
         float(server_shares[best]),
-        float(worth_s[best]),
         cheapest,
         tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
         dram_s,
-        tuple(math.inf if few else of.stand_in_s(best) for of in costs),
         cache(lambda table: _at_price(every(instance.alike[table]), best)),
     )
 

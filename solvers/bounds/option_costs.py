@@ -48,10 +48,6 @@ class OptionCosts:
             return float("inf")
         return float(self.longest_s[uncut].max(initial=0.0))
 
-    def stand_in_s(self, price: int) -> float:
-        """Return the least cost that stands for dividing the table, at price number `price`."""
-        return float(self.priced_s[self.own :, price].min(initial=np.inf))
-
 
 class OptionPricer:
     """Costs sharding options, each shard on its best kind of GPU.

@@ -248,20 +248,6 @@ class Assignment:
             arena_s,
         )
 
-    def changed(self, change: Change) -> "Assignment | None":
-        """Return an assignment with other shards on some GPUs; None if it does not fit."""
-        knapsacks: dict[int, Knapsack] = {}
-        for gpu, shards in change.items():
-            knapsack = self.knapsack(gpu, shards)
-            if knapsack is None:
-                return None
-            knapsacks[gpu] = knapsack
-        if (self.hosts(knapsacks)[1] > self.instance.dram_bytes).any():
-            return None
-        assignment = self.copy()
-        assignment.apply(change, knapsacks, self.replicas)
-        return assignment
-
     def holders(self, table: int) -> list[int]:
         """Return the GPUs that serve a shard of a table."""
         return [

@@ -97,35 +97,19 @@ class Knapsack:
     arena_s: Float | float = 0.0
 
 
-def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
-    """Return a close lower bound of the GPU time of any choice of hot rows.
-
-    `sums`, shape (..., rows, prices): sums of priced costs; only bytes and GPU seconds are read.
-    `hbm_bytes`, shape (...) or scalar.
-
-    The result, shape (...), is infinite if not even the first price fits. It is linear between
-    prices, as if each shard could be anywhere between two points of its convex hull.
-    """
-    times: Float = _at_full_hbm(sums[..., : GPU_S + 1, :], hbm_bytes)[..., 0]
-    return times
-
-
 def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
     """Estimate the seconds of each phase with the best choice of hot rows.
 
-    `sums`, shape (..., 2 + phases, prices). `hbm_bytes`, shape (...) or scalar.
+    `sums`, shape (..., 2 + phases, prices): sums of priced costs. `hbm_bytes`, shape (...) or
+    scalar.
 
-    The result, shape (..., phases), is infinite where not even the first price fits.
+    The result, shape (..., phases), is infinite where not even the first price fits. It is linear
+    between prices, as if each shard could be anywhere between two points of its convex hull. So
+    what the phases weigh together is a close lower bound of any choice of hot rows.
     """
-    times: Float = _at_full_hbm(sums, hbm_bytes)[..., 1:]
-    return times
-
-
-def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
-    """Return `sums` without bytes at the price that fills HBM, (..., rows - 1); or infinity."""
     here, above, part, unfit = _point_between(sums[..., BYTES, :], hbm_bytes)
     at = np.ix_(*map(np.arange, here.shape))
-    rows = np.moveaxis(sums[..., GPU_S:, :], -2, -1)
+    rows = np.moveaxis(sums[..., GPU_S + 1 :, :], -2, -1)
     low, high = rows[(*at, here)], rows[(*at, above)]
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf

@@ -67,7 +67,7 @@ def exchange(assignment: Assignment, exchanges: Exchanges) -> bool:
         least = np.argsort(phase_s[:, phase], kind="stable")[: _CANDIDATE_GPUS + 1].tolist()
         others = [gpu for gpu in least if gpu != slow][:_CANDIDATE_GPUS]
         for change in exchanges.best(slow, others, key_s * (1 - _LEAST_GAIN), _FINALISTS):
-            if _make(assignment, change, assignment.replicas, key_s):
+            if make(assignment, change, assignment.replicas, key_s):
                 return True
     return False
 
@@ -128,7 +128,7 @@ def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
                 continue
             if few or option._replace(cold=now.cold, home=now.home) == now:
                 spread = Without(assignment, table).spread(option)
-                gains |= spread is not None and _make(assignment, *spread, assignment.key_s)
+                gains |= spread is not None and make(assignment, *spread, assignment.key_s)
     return gains
 
 
@@ -157,7 +157,7 @@ def _make_best_of(
         if table in changed:
             continue
         spread = Without(assignment, table).spread(option)
-        if spread is not None and _make(assignment, *spread, key_s):
+        if spread is not None and make(assignment, *spread, key_s):
             changed.add(table)
             key_s = assignment.instance.objective.key_s(assignment.phase_s)
         else:
@@ -173,10 +173,10 @@ def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Ass
     if spread is None:
         return None
     changed = assignment.copy()
-    return changed if _make(changed, *spread, np.inf) else None
+    return changed if make(changed, *spread, np.inf) else None
 
 
-def _make(
+def make(
     assignment: Assignment, change: Change, replicas: tuple[TableShard, ...], below_s: float
 ) -> bool:
     """Make a change if it brings the objective, with HBM filled exactly, below `below_s`."""
