@@ -43,13 +43,13 @@ every GPU, in GPU seconds for each GPU. With one range, 7 of 44 bounds were up t
 _ALL_OPTIONS = 500
 """Up to this many tables × GPUs, cost all options that a stand-in may be cheaper than."""
 
-_Round = tuple[float, npt.NDArray[np.floating], tuple[float, ...], tuple[float, ...]]
+_Round = tuple[float, npt.NDArray[np.floating], tuple[float, ...]]
 
 _DRAM_PRICES: tuple[_Round, ...] = (
-    (math.inf, 8.0 ** np.arange(-1, 8), (0.2, 0.5, 1.0, 2.0, 6.0), (1.0,)),
-    (math.inf, 2.0 ** np.arange(-2, 3), (0.6, 0.8, 1.0, 1.25, 1.6), (1.0,)),
-    (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2), (1.0,)),
-    (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05), (1.0,)),
+    (math.inf, 8.0 ** np.arange(-1, 8), (0.2, 0.5, 1.0, 2.0, 6.0)),
+    (math.inf, 2.0 ** np.arange(-2, 3), (0.6, 0.8, 1.0, 1.25, 1.6)),
+    (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2)),
+    (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05)),
 )
 """Rounds of factors for the price of DRAM and the price of HBM beside it, times the best so far.
 The first price may be off by 8⁷, as rows on a drive take so much longer. The first number of a
@@ -61,8 +61,8 @@ _MOST_ROUNDS = 5
 _SERVER_SHARES = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
 """Worth of a server's second, as multiples of its speed relative to a GPU."""
 
-_SERVED_PRICES: tuple[_Round, ...] = ((1.03, 1.06 ** np.arange(-1, 2), (0.96, 1.0, 1.04), (1.0,)),)
-"""Rounds with servers, whose seconds also have a price, around the prices of `rough_prices`."""
+_SERVED_PRICES: tuple[_Round, ...] = ((1.03, 1.06 ** np.arange(-1, 2), (0.96, 1.0, 1.04)),)
+"""Rounds with servers, whose seconds have the price of `rough_prices`, as memories nearly do."""
 
 _EXACT = 1e-6
 """Relative precision of a bound."""
@@ -156,11 +156,10 @@ def _refined(
     `around` has the first prices: of DRAM, of HBM relative to it, and of servers' seconds.
     """
     best, ratio, server_share = around
-    for share, steps, ratios, near in rounds:
+    for share, steps, ratios in rounds:
         dram_prices = np.repeat(best * np.array(steps), len(ratios))
         prices = dram_prices * ratio * np.tile(ratios, len(steps))
-        server_shares = np.repeat(server_share * np.array(near), prices.size)
-        dram_prices, prices = (np.tile(each, len(near)) for each in (dram_prices, prices))
+        server_shares = np.full(prices.size, server_share)
         for _ in range(_MOST_ROUNDS):
             limit_s = share * (known_s if bound is None else bound.step_time_s)
             found = _bound_at(instance, prices, dram_prices, dram_s, server_shares, limit_s)
@@ -169,7 +168,6 @@ def _refined(
                 break
         if found.dram_price:
             best, ratio = found.dram_price, found.price_s_per_byte / found.dram_price
-        server_share = found.server_share
     assert bound is not None, "there are rounds"
     return bound
 

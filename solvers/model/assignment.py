@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import CostCurve
 from solvers.model.drive_rows import is_open, opened
@@ -272,14 +271,3 @@ class Assignment:
                 self.instance, self.shards[gpu], gpu
             )
         self.moves += 1
-
-
-def least_loaded(
-    assignment: Assignment, allowed: npt.NDArray[np.bool_] | None, number: int
-) -> list[int]:
-    """Return at most `number` of the allowed GPUs, those that finish first."""
-    times = assignment.times_s
-    if allowed is not None:
-        times = np.where(allowed, times, np.inf)
-    order = np.argsort(times, kind="stable")[:number].tolist()
-    return [gpu for gpu in order if np.isfinite(times[gpu])]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from solvers.model.assignment import Assignment, Change, least_loaded
+from solvers.model.assignment import Assignment, Change
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_of_swaps
 from solvers.model.shared_costs import total
@@ -33,7 +33,9 @@ class Without:
         self.assignment, self.table = assignment, table
         self.holders = assignment.holders(table)
         self.phase_s = assignment.phase_s
-        self.least_loaded = least_loaded(assignment, instance.allowed(table), instance.gpus)
+        allowed = instance.allowed(table)
+        order = np.argsort(assignment.times_s, kind="stable").tolist()
+        self.least_loaded = [gpu for gpu in order if allowed is None or allowed[gpu]]
         self.replicas = tuple(shard for shard in assignment.replicas if shard.table != table)
         self.dropped = [shard for shard in assignment.replicas if shard.table == table]
         self.kept = {

@@ -10,7 +10,7 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption
 from solvers.model.objective import Delay
-from solvers.search.arena_construction import assignments_by_arena, whole_tables
+from solvers.search.arena_construction import assignments_by_arena
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
 from solvers.search.candidates.shards import assigned
 from solvers.search.construction import options_for, packed, short_options
@@ -83,15 +83,9 @@ def construct(search: Search, share: float = 1.0, *, resharded: bool = True) -> 
     if not made or made[0].step_time_s <= enough_s:
         return made[0] if made else None
     best = min(made, key=lambda one: (one.key_s, _all_chains_s(one))).copy()
-    ends = [best, made[0]]
     if resharded:
         improve(best, clock)
-        # A move changes one table, which rarely saves a launch. So also improve whole tables.
-        whole = whole_tables(search.instance, search.lagrangian)
-        if whole is not None:
-            improve(whole, clock)
-            ends.append(whole)
-    return min(ends, key=lambda one: one.step_time_s)
+    return min(best, made[0], key=lambda one: one.step_time_s)
 
 
 def _constructed(search: Search, clock: Clock) -> list[Assignment]:
@@ -169,11 +163,6 @@ def anneal(search: Search, share: float) -> Assignment | None:
     if search.best is None:
         return None
     instance = search.instance
-    if instance.needs_servers and not instance.dram_price:
-        # Here the hosts' DRAM is mostly full, which annealing would not count.
-        moved = search.best.copy()
-        improve(moved, search.clock.part(share))
-        return moved
     other: Assignment | None = None
     if instance.problem.widths and instance.servers and instance.dram_price:
         # Single moves rarely turn a whole table on a server into one that servers and GPUs share.
@@ -237,7 +226,7 @@ def _count_delays(search: Search) -> None:
     delay = Delay.of(instance.objective.schedule)
     if search.best is None or search.delayed or delay is None:
         return
-    has_servers = instance.needs_servers and instance.dram_price > 0
+    has_servers = instance.needs_servers
     if not has_servers and not delay.is_likely(search.best.phase_s):
         return
     if not waits(instance, delay.lane.before, delay.lane.begin_s):
