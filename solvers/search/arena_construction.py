@@ -72,6 +72,14 @@ def _mean_s(instance: Instance, options: Sequence[ShardingOption], price: float)
     return work_s / instance.gpus + len(arenas) * instance.launches_weighed_s(gpu)
 
 
+def whole_tables(instance: Instance, bound: LagrangianBound) -> Assignment | None:
+    """Return an assignment of whole tables; None if launches cost little or nothing fits."""
+    if _launches_share(instance, bound) < _LEAST_SHARE:
+        return None
+    options = [instance.whole(table).option for table in range(instance.tables)]
+    return packed(instance, options, bound.price_s_per_byte)
+
+
 def _launches_share(instance: Instance, bound: LagrangianBound) -> float:
     """Return the time of all arenas' launches on a GPU, as a share of the bound of a step."""
     launch_s = max(instance.launches_weighed_s(gpu) for gpu in instance.kinds)
