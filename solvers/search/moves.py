@@ -90,7 +90,7 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
     candidates: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
         without = Without(assignment, table)
-        before = without.work_s
+        before = work_of_option_s(instance, table, now)
         works = [
             (option_s, option)
             for option in instance.options_of(table)

@@ -43,16 +43,6 @@ class Without:
             for gpu in self.holders
         }
 
-    @property
-    def work_s(self) -> float:
-        """GPU seconds of the table in its present option."""
-        held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
-        shards = {shard.option for shard in (*held, *self.assignment.replicas)
-                  if shard.table == self.table}  # fmt: skip
-        return sum(
-            work_of_option_s(self.assignment.instance, self.table, option) for option in shards
-        )
-
     def rated(self, options: Sequence[ShardingOption]) -> list[float]:
         """Rate the objective with the table in each of some sharding options."""
         keys_s = [np.inf] * len(options)
