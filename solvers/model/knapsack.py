@@ -54,20 +54,6 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
     return points[:, np.concatenate(([_cheapest(points)], at, [_fastest(points)]))]
 
 
-def costs_at_price(curve: CostCurve, price: float) -> Float:
-    """Return the column of `priced_costs` for one of its prices, shape (5 + phases,)."""
-    points = costs_of(curve)
-    if price == np.inf:
-        at = _cheapest(points)
-    elif price == 0:
-        at = _fastest(points)
-    else:
-        with np.errstate(invalid="ignore"):
-            scaled = price * points[BYTES] + points[GPU_S]
-        at = scaled.size - 1 - int(scaled[::-1].argmin())
-    return points[:, at].copy()  # A copy lets go of all `points`.
-
-
 def _cheapest(points: Float) -> int:
     """Return the first of the fastest points among those with the fewest bytes."""
     fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())

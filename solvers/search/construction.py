@@ -222,7 +222,6 @@ class _Loads:
         base = np.array(instance.replicated(tuple(replicas)).costs)
         self.capacity = instance.hbm_bytes - base[self.kinds, BYTES]
         self.hbm, self.least = self.capacity.copy(), np.zeros(instance.gpus)
-        self.taken = np.zeros(instance.gpus)
         self.dram, self.hosts = instance.dram_bytes.copy(), np.array(instance.host_of_gpu)
         self.holders: dict[int, list[int]] = {}
         # Time that the first shard of an arena adds to a GPU.
@@ -265,7 +264,7 @@ class _Loads:
         for present in arenas:
             short_s += np.where(present, 0.0, self.launch_s)
             phase_s = phase_s + np.where(present[:, None], 0.0, self.launches_s)
-        score = self.taken - self.capacity
+        score = self.least - self.capacity
         if not self.by_buffers:
             score = self._delay(phase_s) + _NORM * short_s
         score = np.where(allowed, score, np.inf)
@@ -281,7 +280,6 @@ class _Loads:
         self.phase_s[gpu] += phase_s[gpu]
         self.hbm[gpu] -= cost[gpu, BYTES]
         self.least[gpu] += self.buffers[block]
-        self.taken[gpu] += self.sizes[block]
         self.dram[self.hosts[gpu]] -= cost[gpu, DRAM_BYTES]
         return True
 

@@ -15,7 +15,7 @@ from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment, Change
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, ShardingOption, TableShard
-from solvers.model.knapsack import GPU_S, Float, Knapsack, phases_of_swaps
+from solvers.model.knapsack import GPU_S, Float, Int, Knapsack, phases_of_swaps
 from solvers.model.shared_costs import total
 from solvers.search.resharding import MOST_SHARDS, Without, work_of_option_s
 
@@ -262,9 +262,13 @@ class Exchanges:
         mine = self._served(slow)
         if len(mine.blocks) == 1:
             return
+        objective, phase_s = self._assignment.instance.objective, self._assignment.phase_s
+        scale_s = objective.scale_s(phase_s)
+        powers = objective.powers(phase_s, scale_s)
         candidates: list[tuple[float, int, int, int]] = []
         for other in others:
-            rated = self._rated(slow, other)
+            rest = np.delete(powers, [slow, other], axis=0).sum(axis=0)
+            rated = self._rated(slow, other, scale_s, rest)
             rated[rated >= key_s] = np.inf
             # Keep the best swap of each block of the slow GPU, so that finalists differ.
             back = rated.argmin(axis=1)
@@ -287,20 +291,24 @@ class Exchanges:
             known = self._known[gpu] = _Served(self._assignment, gpu, self._numbers)
         return known
 
-    def _rated(self, slow: int, other: int) -> Float:
+    def _rated(self, slow: int, other: int, scale_s: Float, rest: Float) -> Float:
         """Rate the objective for each swap of blocks of two GPUs, shape (mine, theirs + 1).
 
         The last column is for moves without a block in return. Swaps that are not allowed are
-        infinite.
+        infinite. `rest`, shape (phases,): the sum of the other GPUs' powers.
         """
-        objective, phase_s = self._assignment.instance.objective, self._assignment.phase_s
-        mine, theirs, scale_s = self._served(slow), self._served(other), objective.scale_s(phase_s)
+        objective = self._assignment.instance.objective
+        mine, theirs = self._served(slow), self._served(other)
         changed = objective.powers(self._phase_s(slow, mine, theirs), scale_s)
         changed += np.swapaxes(objective.powers(self._phase_s(other, theirs, mine), scale_s), 0, 1)
-        rest = objective.powers(np.delete(phase_s, [slow, other], axis=0), scale_s)
-        keys = objective.norm_s(scale_s, rest.sum(axis=0) + changed)[:-1]
+        keys = objective.norm_s(scale_s, rest + changed)[:-1]
         keys[~(_may_swap(mine, theirs, slow, other) & np.isfinite(keys))] = np.inf
         return keys
+
+    def _wide(self, counts: Int) -> Int:
+        """Return counts over all arenas; some may have been unknown when these were made."""
+        more = len(self._numbers) - counts.shape[-1]
+        return np.pad(counts, [*[(0, 0)] * (counts.ndim - 1), (0, more)]) if more else counts
 
     def _phase_s(self, gpu: int, leaving: _Served, arriving: _Served) -> Float:
         """Return a GPU's phases after each swap of its blocks, (leaving, arriving, phases)."""
@@ -308,10 +316,8 @@ class Exchanges:
         kind = instance.kind_of_gpu[gpu]
         kept = assignment.sums[gpu] - leaving.costs(kind)
         phase_s = phases_of_swaps(kept, arriving.costs(kind), instance.hbm_bytes[gpu])
-        gone, every, coming = (
-            # Arenas may be unknown when a GPU's arrays are made.
-            np.pad(one, [*[(0, 0)] * (one.ndim - 1), (0, len(self._numbers) - one.shape[-1])])
-            for one in (leaving.arenas, leaving.every_arena, arriving.arenas)
+        gone, every, coming = map(
+            self._wide, (leaving.arenas, leaving.every_arena, arriving.arenas)
         )
         arenas = np.count_nonzero((every - gone)[:, None] + coming, axis=-1)
         phase_s += arenas[..., None] * np.array(instance.launches_s[gpu])
