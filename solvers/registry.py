@@ -19,10 +19,10 @@ SOLVERS = {
     "greedy-lookup": "solvers.strategies.greedy.GreedyLookup",
     "greedy-size-lookup": "solvers.strategies.greedy.GreedySizeLookup",
     "greedy-dim": "solvers.strategies.greedy.GreedyDim",
-    "greedy-cost": "solvers.strategies.greedy_cost.GreedyCost",
-    "ilp": "solvers.strategies.ilp.Ilp",
-    "beam": "solvers.strategies.beam.Beam",
-    "dp": "solvers.strategies.dp.DynamicProgramming",
+    "greedy-cost": "solvers.strategies.auto.GreedyCost",
+    "ilp": "solvers.strategies.auto.Ilp",
+    "beam": "solvers.strategies.published.Beam",
+    "dp": "solvers.strategies.published.DynamicProgramming",
 }
 """The path of each solver's class by the solver's name; `solver` imports the class."""
 

@@ -18,7 +18,7 @@ from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
 from cost_models.torchrec.estimates import Many
 from placer.adapters.torchrec.sharding import even_blocks
-from solvers.search.candidates.groups import Float, Group
+from solvers.search.candidates.placement import Float, Group
 
 Candidates = tuple[Float, Float, list[tuple[TorchRecOption, float | None]]]
 """Times, bytes and sources of candidates: the option and the load factor of each."""

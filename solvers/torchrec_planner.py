@@ -32,8 +32,7 @@ from placer.errors import PlacerError
 from placer.profile.profile import Profile
 from solvers.model.clock import Clock
 from solvers.result import Limits, Reason, SolveResult, Termination
-from solvers.search.candidates.groups import Group
-from solvers.search.candidates.placement import State, ranks_of
+from solvers.search.candidates.placement import Group, State, ranks_of
 from solvers.search.candidates.search import Found, search
 from solvers.torchrec_options import (
     TIERS,

@@ -14,8 +14,7 @@ from placer.constraints.constraints import Constraints, TableRule
 from solvers import solve
 from solvers.model.clock import Clock
 from solvers.result import Limits
-from solvers.search.candidates.groups import Group
-from solvers.search.candidates.placement import Place, Space, State
+from solvers.search.candidates.placement import Group, Place, Space, State
 from solvers.search.candidates.search import _exchange, _fill, search
 
 RANKS = 2

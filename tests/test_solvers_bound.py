@@ -35,8 +35,7 @@ from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.bounds.least_cost import least
-from solvers.bounds.option_costs import OptionCosts, OptionPricer
+from solvers.bounds.option_costs import OptionCosts, OptionPricer, least
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
@@ -44,7 +43,7 @@ from solvers.model.knapsack import (
     BYTES,
     GPU_S,
     costs_of,
-    least_times,
+    phases_at,
     priced_costs,
     solve_knapsack,
 )
@@ -52,7 +51,7 @@ from solvers.result import Limits, Termination
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
 from solvers.search.room import make_room
-from solvers.strategies import _weighing
+from solvers.strategies import _search
 from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._search import Search
 from solvers.strategies._stages import anneal
@@ -699,7 +698,7 @@ def test_fillings_lie_between_their_limit_and_everything_tried(
     priced = [priced_costs(curve, prices) for curve in shards]
     sums = np.sum(priced, axis=0)
     hbm_bytes = float(sums[BYTES, 0] * 0.95 + share * (sums[BYTES, -1] - sums[BYTES, 0] * 0.9))
-    best_s, limit_s = tried(shards, hbm_bytes), float(least_times(sums, hbm_bytes))
+    best_s, limit_s = tried(shards, hbm_bytes), float(phases_at(sums[:3], hbm_bytes)[0])
     assert limit_s <= best_s + 1e-6
     knapsack = solve_knapsack(priced, hbm_bytes, shards.__getitem__)
     if knapsack is None:
@@ -768,11 +767,8 @@ def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve
         [np.sum([priced_costs(curve, prices) for curve in shards], axis=0) for shards in gpus]
     )
     rooms = np.linspace(300, 900, len(gpus))
-    each = [float(least_times(one, room)) for one, room in zip(sums, rooms, strict=True)]
-    assert least_times(sums, rooms).tolist() == each
-    # Only bytes and seconds are read.
-    assert least_times(sums[:, : GPU_S + 1], rooms).tolist() == each
-    assert sums.shape[1] == 6
+    each = [phases_at(one, room).tolist() for one, room in zip(sums, rooms, strict=True)]
+    assert phases_at(sums, rooms).tolist() == each
 
 
 def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
@@ -786,13 +782,13 @@ def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
     topology = replace(topology, hosts=slow)
     problem = Problem(profile, topology, 16384, constraints=Constraints.of(rules))
     search = Search.start(Instance(problem, Roofline()), Clock.start(Limits()))
-    weighed = _weighing.weighed(search)
+    weighed = _search.weighed(search)
     assert weighed.instance.host_share > 0
     assert (weighed.bound_s, weighed.proven) == (search.bound_s, search.lagrangian)
     spared = solve(problem, "greedy-cost")
     assert spared.step_time_s is not None
     assert spared.step_time_s < 1.5 * spared.bound_s
-    monkeypatch.setattr(_weighing, "_HOST_WAITS", math.inf)
+    monkeypatch.setattr(_search, "_HOST_WAITS", math.inf)
     waiting = solve(problem, "greedy-cost")
     assert waiting.step_time_s is not None
     assert spared.step_time_s < 0.97 * waiting.step_time_s

@@ -52,10 +52,10 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_work_counts_options_that_are_not_looked_at(
+def test_options_that_are_not_looked_at_are_known_when_asked_for(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of many tables, few options are known: what all of them need at least is no more for it."""
+    """Of many tables, few options are costed for a bound."""
     monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", 0)
     for seed in range(3, 5):
         instance = Instance(drawn(seed, 10, "4xh100"), MODELS[model])
@@ -63,14 +63,6 @@ def test_work_counts_options_that_are_not_looked_at(
         every = [few.options_of(table) for table in range(instance.tables)]
         options = [list(instance.options_of(table)) for table in range(instance.tables)]
         assert [[cost.option for cost in of] for of in every] == options
-        for factor in (0.5, 1.0, 1.3, 3.0, 10.0):
-            step_time_s = factor * few.step_time_s
-            least_s = [
-                min((c.priced_s for c in of if c.longest_s <= step_time_s), default=np.inf)
-                for of in every
-            ]
-            work_s = sum(least_s) - few.worth_s
-            assert few.work_s(step_time_s) <= work_s + 1e-9 * abs(sum(least_s))
 
 
 @pytest.mark.slow

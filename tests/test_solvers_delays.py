@@ -12,7 +12,7 @@ from placer import Problem, Topology
 from placer.workloads import named_workload
 from solvers import solve
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.bounds.least_cost import waits
+from solvers.bounds.option_costs import waits
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance

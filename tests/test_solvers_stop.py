@@ -19,8 +19,7 @@ from solvers import SOLVERS, Limits, solve
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.options import Effort
-from solvers.search.cp_sat import run_cp_sat
-from solvers.search.fit_program import FitProgram
+from solvers.search.fit_program import FitProgram, run_cp_sat
 from solvers.strategies import _stages
 from solvers.strategies._search import Search
 

@@ -23,11 +23,9 @@ from solvers import Limits, Solver, SolveResult
 from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
-from solvers.strategies import dp as dp_module
-from solvers.strategies._packing import Needs, pack
-from solvers.strategies.beam import Beam
-from solvers.strategies.dp import DynamicProgramming
+from solvers.strategies import published
 from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
+from solvers.strategies.published import Beam, DynamicProgramming, Needs, pack
 
 STRATEGIES: dict[str, Callable[[], Solver]] = {
     "beam": Beam,
@@ -268,7 +266,7 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     for _ in range(3):
         number = int(rng.integers(1, 5))
         options.append(
-            dp_module.Choices(
+            published.Choices(
                 np.fromiter((ShardingOption(n) for n in range(1, number + 1)), dtype=object),
                 np.arange(number),
                 rng.integers(0, 80, number) * size,
@@ -282,7 +280,7 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
         if used < bins:
             total = sum(one.time_s[n] for one, n in zip(options, at, strict=True))
             best[round(used)] = min(best[round(used)], total)
-    proposals = list(dp_module.cheapest(instance, options))
+    proposals = list(published.cheapest(instance, options))
     if np.isinf(best).all():
         assert proposals == []
         return
@@ -302,10 +300,10 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
 def test_proposals_with_less_hbm_take_longer() -> None:
     instance = Instance(PROBLEMS["tight"](), Roofline())
     options = [
-        dp_module.choices_of(instance, table, instance.options_of(table)).within(np.inf)
+        published.choices_of(instance, table, instance.options_of(table)).within(np.inf)
         for table in range(instance.tables)
     ]
-    proposals = list(dp_module.cheapest(instance, options))
+    proposals = list(published.cheapest(instance, options))
     used, totals = [], []
     for proposal in proposals:
         chosen = zip(options, proposal.options, proposal.price_indices, strict=True)

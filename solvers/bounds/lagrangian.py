@@ -43,13 +43,13 @@ every GPU, in GPU seconds for each GPU. With one range, 7 of 44 bounds were up t
 _ALL_OPTIONS = 500
 """Up to this many tables × GPUs, cost all options that a stand-in may be cheaper than."""
 
-_Round = tuple[float, npt.NDArray[np.floating], tuple[float, ...], tuple[float, ...]]
+_Round = tuple[float, npt.NDArray[np.floating], tuple[float, ...]]
 
 _DRAM_PRICES: tuple[_Round, ...] = (
-    (math.inf, 8.0 ** np.arange(-1, 8), (0.2, 0.5, 1.0, 2.0, 6.0), (1.0,)),
-    (math.inf, 2.0 ** np.arange(-2, 3), (0.6, 0.8, 1.0, 1.25, 1.6), (1.0,)),
-    (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2), (1.0,)),
-    (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05), (1.0,)),
+    (math.inf, 8.0 ** np.arange(-1, 8), (0.2, 0.5, 1.0, 2.0, 6.0)),
+    (math.inf, 2.0 ** np.arange(-2, 3), (0.6, 0.8, 1.0, 1.25, 1.6)),
+    (1.1, 1.2 ** np.arange(-2, 3), (0.85, 1.0, 1.2)),
+    (1.02, 1.06 ** np.arange(-2, 3), (0.95, 1.0, 1.05)),
 )
 """Rounds of factors for the price of DRAM and the price of HBM beside it, times the best so far.
 The first price may be off by 8⁷, as rows on a drive take so much longer. The first number of a
@@ -61,8 +61,8 @@ _MOST_ROUNDS = 5
 _SERVER_SHARES = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0, 64.0)
 """Worth of a server's second, as multiples of its speed relative to a GPU."""
 
-_SERVED_PRICES: tuple[_Round, ...] = ((1.03, 1.06 ** np.arange(-1, 2), (0.96, 1.0, 1.04), (1.0,)),)
-"""Rounds with servers, whose seconds also have a price, around the prices of `rough_prices`."""
+_SERVED_PRICES: tuple[_Round, ...] = ((1.03, 1.06 ** np.arange(-1, 2), (0.96, 1.0, 1.04)),)
+"""Rounds with servers, whose seconds have the price of `rough_prices`, as memories nearly do."""
 
 _EXACT = 1e-6
 """Relative precision of a bound."""
@@ -92,38 +92,23 @@ class LagrangianBound:
     price_s_per_byte: float  # The price λ: about the GPU seconds that one more byte of HBM saves.
     dram_price: float  # The price of a byte of DRAM.
     server_share: float  # Worth of a server's second, in seconds of a GPU.
-    worth_s: float  # λ × all HBM plus the price of DRAM × all DRAM.
     # For each table, options that include the cheapest for any step of at least its
     # `enough_from_s`, which is at most the bound.
     cheapest: tuple[tuple[OptionCost, ...], ...]
     enough_from_s: tuple[float, ...]
     dram_s: float  # The bound by the hosts' memory alone.
-    # For each table, a lower bound of options that are not in `cheapest`; infinite if the cheapest
-    # option is there.
-    stand_in_s: tuple[float, ...]
     # Returns all sharding options of a table, by its number. For many tables that is slow.
     options_of: Callable[[int], tuple[OptionCost, ...]]
 
     def option_for(self, table: int, step_time_s: float) -> OptionCost | None:
         """Return the cheapest known option whose shards take at most `step_time_s`.
 
-        With many tables, unknown options may cost less; `least_s` counts them too.
+        With many tables, unknown options may cost less.
         """
         enough = step_time_s >= self.enough_from_s[table]
         options = self.cheapest[table] if enough else self.options_of(table)
         allowed = [option for option in options if option.longest_s <= step_time_s]
         return min(allowed, key=lambda option: (option.priced_s, option.option), default=None)
-
-    def least_s(self, table: int, step_time_s: float) -> float:
-        """Return the least `priced_s` of any option at that step time; infinite if none fits."""
-        option = self.option_for(table, step_time_s)
-        known_s = math.inf if option is None else option.priced_s
-        return min(known_s, self.stand_in_s[table])
-
-    def work_s(self, step_time_s: float) -> float:
-        """Return GPU seconds that any placement of that step time needs; infinite if none fits."""
-        tables = range(len(self.cheapest))
-        return sum(self.least_s(table, step_time_s) for table in tables) - self.worth_s
 
 
 def lagrangian_bound(
@@ -171,11 +156,10 @@ def _refined(
     `around` has the first prices: of DRAM, of HBM relative to it, and of servers' seconds.
     """
     best, ratio, server_share = around
-    for share, steps, ratios, near in rounds:
+    for share, steps, ratios in rounds:
         dram_prices = np.repeat(best * np.array(steps), len(ratios))
         prices = dram_prices * ratio * np.tile(ratios, len(steps))
-        server_shares = np.repeat(server_share * np.array(near), prices.size)
-        dram_prices, prices = (np.tile(each, len(near)) for each in (dram_prices, prices))
+        server_shares = np.full(prices.size, server_share)
         for _ in range(_MOST_ROUNDS):
             limit_s = share * (known_s if bound is None else bound.step_time_s)
             found = _bound_at(instance, prices, dram_prices, dram_s, server_shares, limit_s)
@@ -184,7 +168,6 @@ def _refined(
                 break
         if found.dram_price:
             best, ratio = found.dram_price, found.price_s_per_byte / found.dram_price
-        server_share = found.server_share
     assert bound is not None, "there are rounds"
     return bound
 
@@ -266,11 +249,9 @@ def _bound_at(
         float(prices[best]),
         float(dram_prices[best]),
         float(server_shares[best]),
-        float(worth_s[best]),
         cheapest,
         tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
         dram_s,
-        tuple(math.inf if few else of.stand_in_s(best) for of in costs),
         cache(lambda table: _at_price(every(instance.alike[table]), best)),
     )
 

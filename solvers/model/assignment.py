@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import CostCurve
 from solvers.model.drive_rows import is_open, opened
@@ -248,20 +247,6 @@ class Assignment:
             arena_s,
         )
 
-    def changed(self, change: Change) -> "Assignment | None":
-        """Return an assignment with other shards on some GPUs; None if it does not fit."""
-        knapsacks: dict[int, Knapsack] = {}
-        for gpu, shards in change.items():
-            knapsack = self.knapsack(gpu, shards)
-            if knapsack is None:
-                return None
-            knapsacks[gpu] = knapsack
-        if (self.hosts(knapsacks)[1] > self.instance.dram_bytes).any():
-            return None
-        assignment = self.copy()
-        assignment.apply(change, knapsacks, self.replicas)
-        return assignment
-
     def holders(self, table: int) -> list[int]:
         """Return the GPUs that serve a shard of a table."""
         return [
@@ -286,14 +271,3 @@ class Assignment:
                 self.instance, self.shards[gpu], gpu
             )
         self.moves += 1
-
-
-def least_loaded(
-    assignment: Assignment, allowed: npt.NDArray[np.bool_] | None, number: int
-) -> list[int]:
-    """Return at most `number` of the allowed GPUs, those that finish first."""
-    times = assignment.times_s
-    if allowed is not None:
-        times = np.where(allowed, times, np.inf)
-    order = np.argsort(times, kind="stable")[:number].tolist()
-    return [gpu for gpu in order if np.isfinite(times[gpu])]

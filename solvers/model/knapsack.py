@@ -54,20 +54,6 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
     return points[:, np.concatenate(([_cheapest(points)], at, [_fastest(points)]))]
 
 
-def costs_at_price(curve: CostCurve, price: float) -> Float:
-    """Return the column of `priced_costs` for one of its prices, shape (5 + phases,)."""
-    points = costs_of(curve)
-    if price == np.inf:
-        at = _cheapest(points)
-    elif price == 0:
-        at = _fastest(points)
-    else:
-        with np.errstate(invalid="ignore"):
-            scaled = price * points[BYTES] + points[GPU_S]
-        at = scaled.size - 1 - int(scaled[::-1].argmin())
-    return points[:, at].copy()  # A copy lets go of all `points`.
-
-
 def _cheapest(points: Float) -> int:
     """Return the first of the fastest points among those with the fewest bytes."""
     fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())
@@ -97,57 +83,19 @@ class Knapsack:
     arena_s: Float | float = 0.0
 
 
-def least_times(sums: Float, hbm_bytes: Float | float) -> Float:
-    """Return a close lower bound of the GPU time of any choice of hot rows.
-
-    `sums`, shape (..., rows, prices): sums of priced costs; only bytes and GPU seconds are read.
-    `hbm_bytes`, shape (...) or scalar.
-
-    The result, shape (...), is infinite if not even the first price fits. It is linear between
-    prices, as if each shard could be anywhere between two points of its convex hull.
-    """
-    times: Float = _at_full_hbm(sums[..., : GPU_S + 1, :], hbm_bytes)[..., 0]
-    return times
-
-
 def phases_at(sums: Float, hbm_bytes: Float | float) -> Float:
     """Estimate the seconds of each phase with the best choice of hot rows.
 
-    `sums`, shape (..., 2 + phases, prices). `hbm_bytes`, shape (...) or scalar.
+    `sums`, shape (..., 2 + phases, prices): sums of priced costs. `hbm_bytes`, shape (...) or
+    scalar.
 
-    The result, shape (..., phases), is infinite where not even the first price fits.
+    The result, shape (..., phases), is infinite where not even the first price fits. It is linear
+    between prices, as if each shard could be anywhere between two points of its convex hull. So
+    what the phases weigh together is a close lower bound of any choice of hot rows.
     """
-    times: Float = _at_full_hbm(sums, hbm_bytes)[..., 1:]
-    return times
-
-
-def phases_with(sums: Float, added: Float, hbm_bytes: Float) -> Float:
-    """Return `phases_at` of some GPUs if each also served the same shard.
-
-    - `sums`, shape (GPUs, 2 + phases, prices).
-    - `added`, shape (2 + phases, prices), or that of `sums`: where the GPUs are alike, and where
-      they are not.
-    - `hbm_bytes`, shape (GPUs,).
-
-    The result has shape (GPUs, phases).
-    """
-    here, above, part, unfit = _point_between(sums[:, BYTES] + added[..., BYTES, :], hbm_bytes)
-    every = np.arange(len(sums))
-    low, high = (
-        sums[every, GPU_S + 1 :, at]
-        + (added[GPU_S + 1 :, at].T if added.ndim == 2 else added[every, GPU_S + 1 :, at])
-        for at in (here, above)
-    )
-    times: Float = low + part[:, None] * (high - low)
-    times[unfit] = np.inf
-    return times
-
-
-def _at_full_hbm(sums: Float, hbm_bytes: Float | float) -> Float:
-    """Return `sums` without bytes at the price that fills HBM, (..., rows - 1); or infinity."""
     here, above, part, unfit = _point_between(sums[..., BYTES, :], hbm_bytes)
     at = np.ix_(*map(np.arange, here.shape))
-    rows = np.moveaxis(sums[..., GPU_S:, :], -2, -1)
+    rows = np.moveaxis(sums[..., GPU_S + 1 :, :], -2, -1)
     low, high = rows[(*at, here)], rows[(*at, above)]
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf
@@ -158,21 +106,15 @@ def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> F
     """Return `phases_at` of GPUs after one block has left and another one has arrived.
 
     - `kept`, shape (m, 2 + phases, prices): sums of a GPU once each of m blocks has left it.
-    - `arriving`, shape (n, 2 + phases, prices), or (m, n, 2 + phases, prices): where the GPUs are
-      alike, and where they are not.
+    - `arriving`, shape (n, 2 + phases, prices).
     - `hbm_bytes`, shape (m, 1), or scalar.
 
     The result has shape (m, n, phases).
     """
-    arriving = arriving if arriving.ndim == 4 else arriving[None]
-    here, above, part, unfit = _point_between(
-        kept[:, None, BYTES] + arriving[..., BYTES, :], hbm_bytes
-    )
+    here, above, part, unfit = _point_between(kept[:, None, BYTES] + arriving[:, BYTES], hbm_bytes)
     row, column = np.ogrid[: here.shape[0], : here.shape[1]]
-    of = row if len(arriving) > 1 else 0
-    low, high = (
-        kept[row, GPU_S + 1 :, at] + arriving[of, column, GPU_S + 1 :, at] for at in (here, above)
-    )
+    low, high = (kept[row, GPU_S + 1 :, at] + arriving[column, GPU_S + 1 :, at]
+                 for at in (here, above))  # fmt: skip
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf
     return times

@@ -4,16 +4,19 @@ Candidates are rated many at once by sums of priced costs (`solvers.model.knapsa
 the best few have their HBM filled exactly.
 """
 
-import numpy as np
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
+from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment, Change
 from solvers.model.clock import Clock
-from solvers.model.instance import ShardingOption, TableShard
-from solvers.model.knapsack import (
-    GPU_S,
-    Knapsack,
-)
-from solvers.search.exchanges import Exchanges
+from solvers.model.instance import Block, ShardingOption, TableShard
+from solvers.model.knapsack import GPU_S, Float, Int, Knapsack, phases_of_swaps
+from solvers.model.shared_costs import total
 from solvers.search.resharding import MOST_SHARDS, Without, work_of_option_s
 
 _CANDIDATE_GPUS = 8
@@ -56,7 +59,7 @@ def improve(assignment: Assignment, clock: Clock, *, reshard_tables: bool = True
         clock.step()
 
 
-def exchange(assignment: Assignment, exchanges: Exchanges) -> bool:
+def exchange(assignment: Assignment, exchanges: "Exchanges") -> bool:
     """Move a block off a slow GPU or swap it with another GPU's, whichever is best.
 
     A GPU is slow if a phase of the step waits for it.
@@ -67,7 +70,7 @@ def exchange(assignment: Assignment, exchanges: Exchanges) -> bool:
         least = np.argsort(phase_s[:, phase], kind="stable")[: _CANDIDATE_GPUS + 1].tolist()
         others = [gpu for gpu in least if gpu != slow][:_CANDIDATE_GPUS]
         for change in exchanges.best(slow, others, key_s * (1 - _LEAST_GAIN), _FINALISTS):
-            if _make(assignment, change, assignment.replicas, key_s):
+            if make(assignment, change, assignment.replicas, key_s):
                 return True
     return False
 
@@ -87,7 +90,7 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
     candidates: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
         without = Without(assignment, table)
-        before = without.work_s
+        before = work_of_option_s(instance, table, now)
         works = [
             (option_s, option)
             for option in instance.options_of(table)
@@ -128,7 +131,7 @@ def reshard_exactly(assignment: Assignment, clock: Clock) -> bool:
                 continue
             if few or option._replace(cold=now.cold, home=now.home) == now:
                 spread = Without(assignment, table).spread(option)
-                gains |= spread is not None and _make(assignment, *spread, assignment.key_s)
+                gains |= spread is not None and make(assignment, *spread, assignment.key_s)
     return gains
 
 
@@ -157,7 +160,7 @@ def _make_best_of(
         if table in changed:
             continue
         spread = Without(assignment, table).spread(option)
-        if spread is not None and _make(assignment, *spread, key_s):
+        if spread is not None and make(assignment, *spread, key_s):
             changed.add(table)
             key_s = assignment.instance.objective.key_s(assignment.phase_s)
         else:
@@ -173,10 +176,10 @@ def resharded(assignment: Assignment, table: int, option: ShardingOption) -> Ass
     if spread is None:
         return None
     changed = assignment.copy()
-    return changed if _make(changed, *spread, np.inf) else None
+    return changed if make(changed, *spread, np.inf) else None
 
 
-def _make(
+def make(
     assignment: Assignment, change: Change, replicas: tuple[TableShard, ...], below_s: float
 ) -> bool:
     """Make a change if it brings the objective, with HBM filled exactly, below `below_s`."""
@@ -201,3 +204,133 @@ def _make(
         return False
     assignment.apply(change, knapsacks, replicas)
     return True
+
+
+class _Served:
+    """The blocks of a GPU as arrays for swaps; the last block is empty.
+
+    - `tables`: of each block.
+    - `open_gpus`, bool, shape (blocks, GPUs): where each may be served.
+    - `arenas`, `every_arena`, int64, shapes (blocks, arenas) and (arenas,): shards of each block in
+      each arena, by `numbers`; and all shards, replicas included.
+    """
+
+    def __init__(self, assignment: Assignment, gpu: int, numbers: dict[Arena, int]) -> None:
+        instance = self._instance = assignment.instance
+        self._shards, self._replicas = assignment.shards[gpu], assignment.replicas
+        self.blocks: list[Block] = [*instance.blocks(self._shards), ()]
+        self.tables = [frozenset(shard.table for shard in block) for block in self.blocks]
+        self.every_table = frozenset[int]().union(*self.tables)
+        self.open_gpus = np.array([instance.open_gpus(block) for block in self.blocks])
+        members = [Counter(map(instance.arena_of, block)) for block in self.blocks]
+        members.append(instance.replicated(self._replicas).arenas)
+        for arena in itertools.chain(*members):
+            numbers.setdefault(arena, len(numbers))
+        counts = np.zeros((len(members), len(numbers)), dtype=np.int64)
+        for row, arenas in zip(counts, members, strict=True):
+            for arena, count in arenas.items():
+                row[numbers[arena]] = count
+        self.arenas, self.every_arena = counts[:-1], counts.sum(axis=0)
+        self._costs: dict[int, Float] = {}
+
+    def is_of(self, assignment: Assignment, gpu: int) -> bool:
+        """Return whether the GPU still serves this list of shards: changes replace lists."""
+        return self._shards is assignment.shards[gpu] and self._replicas is assignment.replicas
+
+    def costs(self, kind: int) -> Float:
+        """Return costs of blocks on a kind of GPU, shape (blocks, 2 + phases, prices)."""
+        if kind not in self._costs:
+            gpu = self._instance.kinds[kind]
+            costs = np.array([total(self._instance, block, gpu) for block in self.blocks])
+            self._costs[kind] = costs
+        return self._costs[kind]
+
+
+class Exchanges:
+    """Moves and swaps of an assignment, which may change between calls."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._numbers: dict[Arena, int] = {}
+        self._known: dict[int, _Served] = {}
+
+    def best(self, slow: int, others: Sequence[int], key_s: float, most: int) -> Iterator[Change]:
+        """Yield at most this many of the best exchanges of one GPU with some others.
+
+        `key_s`: limit of the rated objective.
+        """
+        mine = self._served(slow)
+        if len(mine.blocks) == 1:
+            return
+        objective, phase_s = self._assignment.instance.objective, self._assignment.phase_s
+        scale_s = objective.scale_s(phase_s)
+        powers = objective.powers(phase_s, scale_s)
+        candidates: list[tuple[float, int, int, int]] = []
+        for other in others:
+            rest = np.delete(powers, [slow, other], axis=0).sum(axis=0)
+            rated = self._rated(slow, other, scale_s, rest)
+            rated[rated >= key_s] = np.inf
+            # Keep the best swap of each block of the slow GPU, so that finalists differ.
+            back = rated.argmin(axis=1)
+            best = rated[np.arange(len(back)), back]
+            candidates += [
+                (float(best[i]), other, i, int(back[i]))
+                for i in np.flatnonzero(np.isfinite(best)).tolist()
+            ]
+        shards = self._assignment.shards
+        for _, other, i, j in sorted(candidates)[:most]:
+            leaving, arriving = mine.blocks[i], self._served(other).blocks[j]
+            yield {
+                slow: sorted([*(p for p in shards[slow] if p not in leaving), *arriving]),
+                other: sorted([*(p for p in shards[other] if p not in arriving), *leaving]),
+            }
+
+    def _served(self, gpu: int) -> _Served:
+        known = self._known.get(gpu)
+        if known is None or not known.is_of(self._assignment, gpu):
+            known = self._known[gpu] = _Served(self._assignment, gpu, self._numbers)
+        return known
+
+    def _rated(self, slow: int, other: int, scale_s: Float, rest: Float) -> Float:
+        """Rate the objective for each swap of blocks of two GPUs, shape (mine, theirs + 1).
+
+        The last column is for moves without a block in return. Swaps that are not allowed are
+        infinite. `rest`, shape (phases,): the sum of the other GPUs' powers.
+        """
+        objective = self._assignment.instance.objective
+        mine, theirs = self._served(slow), self._served(other)
+        changed = objective.powers(self._phase_s(slow, mine, theirs), scale_s)
+        changed += np.swapaxes(objective.powers(self._phase_s(other, theirs, mine), scale_s), 0, 1)
+        keys = objective.norm_s(scale_s, rest + changed)[:-1]
+        keys[~(_may_swap(mine, theirs, slow, other) & np.isfinite(keys))] = np.inf
+        return keys
+
+    def _wide(self, counts: Int) -> Int:
+        """Return counts over all arenas; some may have been unknown when these were made."""
+        more = len(self._numbers) - counts.shape[-1]
+        return np.pad(counts, [*[(0, 0)] * (counts.ndim - 1), (0, more)]) if more else counts
+
+    def _phase_s(self, gpu: int, leaving: _Served, arriving: _Served) -> Float:
+        """Return a GPU's phases after each swap of its blocks, (leaving, arriving, phases)."""
+        assignment, instance = self._assignment, self._assignment.instance
+        kind = instance.kind_of_gpu[gpu]
+        kept = assignment.sums[gpu] - leaving.costs(kind)
+        phase_s = phases_of_swaps(kept, arriving.costs(kind), instance.hbm_bytes[gpu])
+        gone, every, coming = map(
+            self._wide, (leaving.arenas, leaving.every_arena, arriving.arenas)
+        )
+        arenas = np.count_nonzero((every - gone)[:, None] + coming, axis=-1)
+        phase_s += arenas[..., None] * np.array(instance.launches_s[gpu])
+        return phase_s + assignment.arena_s([gpu])
+
+
+def _may_swap(mine: _Served, theirs: _Served, slow: int, other: int) -> npt.NDArray[np.bool_]:
+    """Return which swaps keep shards of one table apart and each where it may be served."""
+    allowed: npt.NDArray[np.bool_] = mine.open_gpus[:-1, other, None] & theirs.open_gpus[:, slow]
+    for i, tables in enumerate(mine.tables[:-1]):
+        if twice := tables & theirs.every_table:
+            allowed[i] &= [twice <= back for back in theirs.tables]
+    for j, tables in enumerate(theirs.tables[:-1]):
+        if twice := tables & mine.every_table:
+            allowed[:, j] &= [twice <= arriving for arriving in mine.tables[:-1]]
+    return allowed

@@ -10,10 +10,8 @@ from placer.errors import ProblemError
 from placer.plan.plan import Plan
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
-from solvers.model.knapsack import least_times
 from solvers.model.read_plan import is_one_of, read_shards
-from solvers.model.shared_costs import total
-from solvers.search.moves import resharded
+from solvers.search.moves import make, resharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,7 @@ def _kind(option: ShardingOption, rows: int) -> tuple[object, ...]:
 
 
 def _with_block(assignment: Assignment, block: tuple[TableShard, ...]) -> Assignment | None:
-    """Return the assignment with more shards on the allowed GPU that finishes first."""
+    """Return the assignment with more shards on the allowed GPU that finishes first, with room."""
     instance = assignment.instance
     tables = {shard.table for shard in block}
     gpus = [
@@ -151,15 +149,9 @@ def _with_block(assignment: Assignment, block: tuple[TableShard, ...]) -> Assign
         if all(instance.may_serve(shard, gpu) for shard in block)
         and not any(shard.table in tables for shard in assignment.shards[gpu])
     ]
-    if not gpus:
-        return None
-    by_kind = {kind: total(instance, block, gpu) for kind, gpu in enumerate(instance.kinds)}
-    added = np.array([by_kind[instance.kind_of_gpu[gpu]] for gpu in gpus])
-    times = least_times(assignment.sums[gpus] + added, instance.hbm_bytes[gpus])
-    for at in np.argsort(times, kind="stable").tolist():
-        if np.isfinite(times[at]):
-            shards = sorted([*assignment.shards[gpus[at]], *block])
-            changed = assignment.changed({gpus[at]: shards})
-            if changed is not None:
-                return changed
+    for gpu in sorted(gpus, key=assignment.times_s.__getitem__):
+        changed = assignment.copy()
+        change = {gpu: sorted([*assignment.shards[gpu], *block])}
+        if make(changed, change, assignment.replicas, np.inf):
+            return changed
     return None

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from solvers.model.assignment import Assignment, Change, least_loaded
+from solvers.model.assignment import Assignment, Change
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_with
+from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_of_swaps
 from solvers.model.shared_costs import total
 
 MOST_SHARDS = 8
@@ -33,23 +33,15 @@ class Without:
         self.assignment, self.table = assignment, table
         self.holders = assignment.holders(table)
         self.phase_s = assignment.phase_s
-        self.least_loaded = least_loaded(assignment, instance.allowed(table), instance.gpus)
+        allowed = instance.allowed(table)
+        order = np.argsort(assignment.times_s, kind="stable").tolist()
+        self.least_loaded = [gpu for gpu in order if allowed is None or allowed[gpu]]
         self.replicas = tuple(shard for shard in assignment.replicas if shard.table != table)
         self.dropped = [shard for shard in assignment.replicas if shard.table == table]
         self.kept = {
             gpu: [shard for shard in assignment.shards[gpu] if shard.table != table]
             for gpu in self.holders
         }
-
-    @property
-    def work_s(self) -> float:
-        """GPU seconds of the table in its present option."""
-        held = [p for gpu in self.holders for p in self.assignment.shards[gpu]]
-        shards = {shard.option for shard in (*held, *self.assignment.replicas)
-                  if shard.table == self.table}  # fmt: skip
-        return sum(
-            work_of_option_s(self.assignment.instance, self.table, option) for option in shards
-        )
 
     def rated(self, options: Sequence[ShardingOption]) -> list[float]:
         """Rate the objective with the table in each of some sharding options."""
@@ -205,13 +197,13 @@ class _Room:
         if known is None:
             kinds = [instance.kind_of_gpu[gpu] for gpu in self.gpus]
             if len(set(kinds)) == 1:
-                added = instance.priced_costs(shard, self.gpus[0])[OF_GPU]
+                added = instance.priced_costs(shard, self.gpus[0])[None, OF_GPU]
+                then_s = phases_of_swaps(self.sums, added, self.hbm[:, None])[:, 0]
             else:
                 of_kinds = [instance.priced_costs(shard, gpu)[OF_GPU] for gpu in instance.kinds]
-                added = np.array(of_kinds)[kinds]
+                then_s = phases_at(self.sums + np.array(of_kinds)[kinds], self.hbm)
             arena = instance.arena_of(shard)
             new = np.array([arena not in present for present in self.arenas])
-            then_s = phases_with(self.sums, added, self.hbm)
             then_s += self.besides_s + new[:, None] * self.launch_s
             known = instance.objective.powers(then_s, self.scale_s)
             known[~instance.open_gpus((shard,))[self.gpus]] = np.nan

@@ -10,8 +10,8 @@ is left on its GPUs.
 """
 
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ _MOST_TABLES = 3
 _MOST_SHARDS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Way:
+class _Way(NamedTuple):
     """A way to shard a table, or tables that stay together. One GPU serves each block."""
 
     blocks: list[Block]
@@ -56,18 +55,17 @@ def make_room(
 
     `options` has the options of each table that may fit.
     """
-    ways = [_ways(instance, group, options) for group in _groups(instance)]
+    tables = [TableShard(table) for table in range(instance.tables)]
+    ways = [_ways(instance, group, options) for group in instance.blocks(tables)]
     size = [min(way.bytes for way in of) for of in ways]
     rng, room = random.Random(seed), _Room(instance, ways)
-    for number in sorted(range(len(ways)), key=lambda n: -size[n]):
-        room.place(number)
-    if len(room.homes) < len(ways):
+    if not all(room.place(number) for number in sorted(range(len(ways)), key=lambda n: -size[n])):
         return None
     for _ in range(_RUINS):
         over = room.overfull()
         if not over.any() or clock.left_s < 0 or clock.stopped:
             break
-        kept = room.homes.copy(), room.total_over_bytes
+        kept, over_bytes = room.homes.copy(), room.total_over_bytes
         there = [n for n, (_, gpus) in room.homes.items() if over[gpus].any()]
         others = [n for n in room.homes if n not in there]
         chosen = rng.sample(there, min(len(there), rng.randint(1, _MOST_TABLES)))
@@ -77,11 +75,11 @@ def make_room(
         rng.shuffle(chosen)
         for number in chosen:
             room.place(number)
-        if room.total_over_bytes > kept[1]:
+        if room.total_over_bytes > over_bytes:
             for number in chosen:
                 room.take_off(number)
             for number in chosen:
-                room.put(number, *kept[0][number])
+                room.put(number, *kept[number])
     if room.overfull().any():
         return None
     pairs = [
@@ -94,11 +92,6 @@ def make_room(
     return Assignment.of(instance, pairs, replicas)
 
 
-def _groups(instance: Instance) -> list[Block]:
-    """Return groups of tables that stay together; most have one table."""
-    return instance.blocks([TableShard(table) for table in range(instance.tables)])
-
-
 def _ways(
     instance: Instance, group: Block, options: Sequence[Sequence[ShardingOption]]
 ) -> list[_Way]:
@@ -108,44 +101,36 @@ def _ways(
         every, rows = options[table], instance.rows(table)
         few = [option for option in every if _is_coarse(option)]
         copies = [option for option in every if option.replicated_rows == rows]
-        return [_way_of(instance, table, o) for o in (few + copies if few else every)]
+        return [
+            _way(instance, [(shard,) for shard in instance.shards(table, o)], [(table, o)])
+            for o in (few + copies if few else every)
+        ]
     least = [
         min(
-            instance.options_of(shard.table),
-            key=lambda o: instance.priced_costs(TableShard(shard.table, o), 0)[BYTES, 0],
+            (TableShard(table, option) for option in instance.options_of(table)),
+            key=lambda shard: instance.priced_costs(shard, 0)[BYTES, 0],
         )
-        for shard in group
+        for table, *_ in group
     ]
-    shards = [TableShard(s.table, option) for s, option in zip(group, least, strict=True)]
-    return [_way(instance, [shards], least)]
-
-
-def _way_of(instance: Instance, table: int, option: ShardingOption) -> _Way:
-    """Return the way to shard one table by an option, replicas included."""
-    way = _way(instance, [[shard] for shard in instance.shards(table, option)], [option])
-    replica = instance.replica(table, option)
-    if replica is None:
-        return way
-    used = [instance.priced_costs(replica, gpu)[BYTES, 0] for gpu in range(instance.gpus)]
-    return replace(way, replicas=(replica,), replica_bytes=np.array(used))
+    return [_way(instance, [tuple(least)], [(shard.table, shard.option) for shard in least])]
 
 
 def _way(
-    instance: Instance, blocks: Sequence[Sequence[TableShard]], options: Iterable[ShardingOption]
+    instance: Instance, blocks: list[Block], options: Sequence[tuple[int, ShardingOption]]
 ) -> _Way:
+    """Return the way to shard tables, given by number, by their options."""
     least, cold = np.zeros(len(blocks)), np.zeros((2, len(blocks)))
     for number, block in enumerate(blocks):
         for shard in block:
             costs = instance.priced_costs(shard, instance.kinds[0])[:, 0]
             least[number] += costs[BYTES]
             cold[:, number] += costs[DRAM_BYTES] * np.array((1.0, _widening(instance, shard)))
-    tables = [shard.table for shard in blocks[0]] if blocks else []
-    work_s = sum(
-        float(instance.option_costs_at(table, option, -1)[GPU_S])
-        for table, option in zip(tables, options, strict=False)
-    )
-    no_bytes = np.zeros(instance.gpus)
-    return _Way([tuple(block) for block in blocks], least, cold, (), no_bytes, work_s)
+    replicas = tuple(one for of in options if (one := instance.replica(*of)) is not None)
+    replica_bytes = np.zeros(instance.gpus)
+    for one in replicas:
+        replica_bytes += [instance.priced_costs(one, g)[BYTES, 0] for g in range(instance.gpus)]
+    work_s = sum(float(instance.option_costs_at(*of, -1)[GPU_S]) for of in options if blocks)
+    return _Way(blocks, least, cold, replicas, replica_bytes, work_s)
 
 
 def _widening(instance: Instance, shard: TableShard) -> float:
@@ -182,8 +167,8 @@ class _Room:
         overfull: npt.NDArray[np.bool_] = (of_gpu > 0) | (of_host > 0)[self.hosts]
         return overfull
 
-    def place(self, number: int) -> None:
-        """Place a table in the best way."""
+    def place(self, number: int) -> bool:
+        """Place a table in the best way; false if there is none."""
         best: tuple[tuple[float, ...], _Way, list[int]] | None = None
         for way in self.ways[number]:
             found = self._spread(way)
@@ -195,6 +180,7 @@ class _Room:
                 best = key, way, gpus
         if best is not None:
             self.put(number, best[1], best[2])
+        return best is not None
 
     def _spread(self, way: _Way) -> tuple[float, float, list[int]] | None:
         """Return the GPU of each block that leaves the fewest bytes lacking, then the most room."""

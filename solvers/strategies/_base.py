@@ -20,8 +20,7 @@ from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult, Termination
-from solvers.strategies._search import Search
-from solvers.strategies._weighing import unreplicated, weighed, weights_of_drives
+from solvers.strategies._search import Search, unreplicated, weighed, weights_of_drives
 
 _FINISH_BOUNDS, _FINISH_S_PER_TABLE, _FINISH_S_PER_PLACE = 0.9, 1e-3, 1e-6
 """Time kept for building, verifying, writing and showing the plan: this many seconds for each table

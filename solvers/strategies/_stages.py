@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from solvers.bounds.least_cost import waits
+from solvers.bounds.option_costs import waits
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption
@@ -169,11 +169,6 @@ def anneal(search: Search, share: float) -> Assignment | None:
     if search.best is None:
         return None
     instance = search.instance
-    if instance.needs_servers and not instance.dram_price:
-        # Here the hosts' DRAM is mostly full, which annealing would not count.
-        moved = search.best.copy()
-        improve(moved, search.clock.part(share))
-        return moved
     other: Assignment | None = None
     if instance.problem.widths and instance.servers and instance.dram_price:
         # Single moves rarely turn a whole table on a server into one that servers and GPUs share.
@@ -237,7 +232,7 @@ def _count_delays(search: Search) -> None:
     delay = Delay.of(instance.objective.schedule)
     if search.best is None or search.delayed or delay is None:
         return
-    has_servers = instance.needs_servers and instance.dram_price > 0
+    has_servers = instance.needs_servers
     if not has_servers and not delay.is_likely(search.best.phase_s):
         return
     if not waits(instance, delay.lane.before, delay.lane.begin_s):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models import ANY_SHARE
-from solvers.bounds.least_cost import distinct_shards, points_within
+from solvers.bounds.option_costs import distinct_shards, points_within
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Float
 from solvers.search.branching.drives import DrivePoints, drive_points

@@ -1,4 +1,7 @@
-"""Search over candidates: remove tables and place them again at prices of memory."""
+"""Search over candidates: remove tables and place them again at prices of memory.
+
+The prices come with a lower limit of the slowest rank's time.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,9 +12,10 @@ import numpy as np
 
 from solvers.model.clock import Clock
 from solvers.result import Limit
-from solvers.search.candidates.bound import Pool, lower_limit_s, prices_of
-from solvers.search.candidates.groups import Float, Group
-from solvers.search.candidates.placement import Place, Space, State
+from solvers.search.candidates.placement import Float, Group, Int, Place, Space, State
+
+_STEPS = 40
+"""Halvings of an interval of prices or times."""
 
 _SHARES = (1.0, 0.98, 0.94, 0.85, 0.6, 0.3)
 """Make starting plans at the prices of these shares of the memory."""
@@ -83,7 +87,7 @@ def search(
     return _improve(best, pool, clock)
 
 
-def _started(space: Space, pool: Pool, clock: Clock) -> Iterator[State]:
+def _started(space: Space, pool: "Pool", clock: Clock) -> Iterator[State]:
     """Yield start states, constructed at prices of memory."""
     for share in _SHARES:
         for longer in (1.0, 1.1, math.inf):
@@ -96,7 +100,7 @@ def _started(space: Space, pool: Pool, clock: Clock) -> Iterator[State]:
                 return
 
 
-def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> State | None:
+def _constructed(space: Space, pool: "Pool", prices: Float, longest_s: float) -> State | None:
     """Place tables one by one by their cheapest candidate that fits; None if a table has none.
 
     Tables on all ranks come first, then those of whole hosts, then the rest, the longest first.
@@ -122,7 +126,7 @@ def _constructed(space: Space, pool: Pool, prices: Float, longest_s: float) -> S
     return state if all(placed) else None
 
 
-def _improve(best: State, pool: Pool, clock: Clock) -> Found:
+def _improve(best: State, pool: "Pool", clock: Clock) -> Found:
     """Remove a few tables, place them again and descend, while that gains."""
     draw = np.random.default_rng(clock.limits.seed)
     limit_s, tables = best.space.limit_s, best.space.tables
@@ -255,3 +259,100 @@ def _exchange(state: State, rank: int) -> bool:
             slots[unit] = int(to_rank)
             state.put(table, state.take(table)._replace(slots=tuple(slots)))
     return True
+
+
+class Pool:
+    """All candidates of all tables in one list, table by table, as if all memory were one.
+
+    - `starts`, int64, shape (tables,): the first candidate of each table, which has at least one.
+    - `seconds`, `longest_s`, shape (candidates,): time of all shards together, and of the longest.
+    - `tier_bytes`, shape (candidates, tiers).
+    - `capacity`, shape (tiers,): of all ranks together.
+    """
+
+    def __init__(self, tables: Sequence[Sequence[Group]], memory: Float) -> None:
+        counts = [sum(len(group.sources) for group in groups) for groups in tables]
+        every = [group for groups in tables for group in groups]
+        self.starts: Int = np.concatenate(([0], np.cumsum(counts)[:-1])).astype(np.int64)
+        self.seconds: Float = np.concatenate([group.seconds.sum((1, 2)) for group in every])
+        self.longest_s: Float = np.concatenate([group.seconds.max((1, 2)) for group in every])
+        self.tier_bytes: Float = np.concatenate([g.tier_bytes.sum((1, 2)) for g in every])
+        self.capacity, self.ranks = memory.sum(axis=0), len(memory)
+
+    def priced(self, prices: Float, longest_s: float = np.inf) -> Float:
+        """Return time plus price of memory per candidate; infinite for those with longer shards."""
+        costs = self.seconds + self.tier_bytes @ prices
+        return np.where(self.longest_s <= longest_s, costs, np.inf)
+
+    def costs_of(
+        self, tables: Sequence[Sequence[Group]], prices: Float, longest_s: float = np.inf
+    ) -> list[list[Float]]:
+        """Return the same for each candidate of each group of each table."""
+        ends = np.cumsum([len(group.sources) for groups in tables for group in groups])
+        every = iter(np.split(self.priced(prices, longest_s), ends))
+        return [[next(every) for _ in groups] for groups in tables]
+
+    def used(self, costs: Float) -> Float:
+        """Return bytes of the cheapest candidate of each table, shape (tiers,)."""
+        return np.asarray(self.tier_bytes[self.cheapest(costs)].sum(axis=0))
+
+    def cheapest(self, costs: Float) -> Int:
+        """Return the number of the cheapest candidate of each table."""
+        least = np.minimum.reduceat(costs, self.starts)
+        counts = np.diff(np.append(self.starts, costs.size))
+        is_least = costs <= np.repeat(least, counts)
+        numbers = np.where(is_least, np.arange(costs.size), costs.size)
+        return np.minimum.reduceat(numbers, self.starts)
+
+    def limit_s(self, prices: Float, longest_s: float = np.inf) -> float:
+        """Return the Lagrangian bound at prices of memory, of plans with no longer shard."""
+        least = np.minimum.reduceat(self.priced(prices, longest_s), self.starts)
+        return float((least.sum() - self.capacity @ prices) / self.ranks)
+
+
+def prices_of(pool: "Pool", share: float = 1.0, longest_s: float = np.inf) -> Float:
+    """Return prices at which the cheapest candidates take that share of all memory at most.
+
+    One tier after the other has its price raised until it is no longer short.
+    """
+    prices = np.zeros(pool.capacity.size)
+    capacity = pool.capacity * share
+    scale = float(pool.seconds.max(initial=0.0)) + 1e-9
+    for _ in range(2 * prices.size):
+        short = pool.used(pool.priced(prices, longest_s)) > capacity
+        if not short.any():
+            break
+        tier = int(np.argmax(short))
+        low, high = 1e-12 * scale / max(1.0, pool.capacity[tier]), scale * 1e3
+        for _ in range(_STEPS + 20):
+            prices[tier] = np.sqrt(low * high)
+            if pool.used(pool.priced(prices, longest_s))[tier] > capacity[tier]:
+                low = prices[tier]
+            else:
+                high = prices[tier]
+            if high < low * 1.0001:
+                break
+        prices[tier] = high
+    return prices
+
+
+def lower_limit_s(pool: Pool) -> float:
+    """Return a limit that no plan is below.
+
+    The memory of all ranks is taken as one, and their work as shared evenly. A plan of time T has
+    no shard longer than T, so the limit is where T is the bound of plans without longer shards.
+    """
+    prices = prices_of(pool)
+    low = max(0.0, pool.limit_s(prices), pool.limit_s(np.zeros_like(prices)))
+    high = low
+    while pool.limit_s(prices_of(pool, 1.0, high), high) > high and high < 1e12:
+        low, high = high, max(2 * high, 1e-12)
+    for _ in range(_STEPS // 2):
+        if high <= low * (1 + 1e-6):
+            break
+        middle = (low + high) / 2
+        if pool.limit_s(prices_of(pool, 1.0, middle), middle) > middle:
+            low = middle
+        else:
+            high = middle
+    return low
