@@ -187,12 +187,12 @@ def test_wide_tables_are_cut_where_that_makes_one_arena_of_two() -> None:
     assert min(one.step_time_s for one in found) <= usual.step_time_s
 
 
-def test_tables_of_one_width_need_no_choice_of_widths() -> None:
+def test_tables_of_one_width_are_not_divided_by_arenas() -> None:
     instance = Instance(launched((32,) * 6, 2), Roofline())
     assert not list(assignments_by_arena(instance, lagrangian_bound(instance)))
 
 
-def test_choices_of_widths_give_way_to_what_users_ask_for() -> None:
+def test_homes_of_arenas_give_way_to_what_users_ask_for() -> None:
     """Tables of two widths that are pinned to one GPU are there, arenas or not."""
     problem = launched((16, 16, 32, 32), 2)
     pinned = TableRule(devices=("gpu:1",))

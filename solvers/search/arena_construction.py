@@ -1,20 +1,27 @@
-"""Construct first assignments of few arenas.
+"""Construct first assignments whose GPUs serve few arenas each.
 
 An arena's launches take as long for one shard as for a hundred. If they take much of a step, shards
-of few widths are best, and moving a single shard saves no launch. So choose the widths of all
-tables together. Wide tables may be cut into columns of a narrower table's width, which makes one
-arena of two. Without, plans of the cost greedy were 4 to 14% slower on three of 32 problems.
+of one width belong together. But packing shard by shard spreads them, and moving a single shard
+saves no launch. So divide GPUs among arenas first, then pack each shard on the GPUs of its arena.
+Wide tables may be cut into columns of a narrower table's width, which makes one arena of two.
+On two problems of small batches, plans of the cost greedy were 2 and 5% slower without.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from cost_models.arenas import Arena
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption
-from solvers.model.knapsack import BYTES, GPU_S
-from solvers.search.construction import packed, short_options
+from solvers.model.knapsack import BYTES, GPU_S, Float, Int
+from solvers.search.construction import Homes, packed, short_options
 
 _LEAST_SHARE = 0.02
 """Do nothing if all arenas' launches take less than this share of a step."""
@@ -28,7 +35,18 @@ _FEW_OPTIONS = 1500
 _COARSE = 2
 """Largest number of shards in a table's cheapest option, as a multiple of the fewest."""
 
+_MOST_SETS = 6
+"""Divide at most this many sets of arenas among GPUs in every way; small arenas share one set."""
+
 Arenas = frozenset[Arena]
+
+
+class _Choice(NamedTuple):
+    """Each table's sharding option, each arena's GPUs, and about the slowest GPU's time."""
+
+    slowest_s: float
+    options: tuple[ShardingOption, ...]
+    homes: Homes
 
 
 def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
@@ -49,27 +67,16 @@ def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator
         return
     price = bound.price_s_per_byte
     candidates = _candidates(instance)
-    mean_s: dict[tuple[ShardingOption, ...], float] = {}
+    choices = {}
     for arenas in _choices_of_arenas(whole, candidates):
         options = _options(instance, candidates, arenas, price)
-        if options is not None and options not in mean_s:
-            mean_s[options] = _mean_s(instance, options, price)
-    for options in sorted(mean_s, key=mean_s.__getitem__)[:_TRIED]:
-        assignment = packed(instance, options, price)
+        if options is not None and options not in choices:
+            choices[options] = _choice(instance, options, price)
+    known = [choice for choice in choices.values() if choice is not None]
+    for choice in sorted(known, key=lambda choice: choice.slowest_s)[:_TRIED]:
+        assignment = packed(instance, choice.options, price, choice.homes)
         if assignment is not None:
             yield assignment
-
-
-def _mean_s(instance: Instance, options: Sequence[ShardingOption], price: float) -> float:
-    """Return about the mean GPU's seconds, and its price of HBM, if each GPU has all arenas."""
-    index, gpu = instance.price_index(price), instance.kinds[0]
-    shards, replicas = instance.sharded(options)
-    work_s = sum(
-        float(instance.costs_at(shard, gpu, index)[[BYTES, GPU_S]] @ (price, 1.0))
-        for shard in shards
-    )
-    arenas = instance.arenas([*shards, *replicas])
-    return work_s / instance.gpus + len(arenas) * instance.launches_weighed_s(gpu)
 
 
 def whole_tables(instance: Instance, bound: LagrangianBound) -> Assignment | None:
@@ -160,3 +167,80 @@ def _coarse(options: Sequence[ShardingOption]) -> list[ShardingOption]:
     """Return options with few shards."""
     most = _COARSE * min(option.shard_count for option in options)
     return [option for option in options if option.shard_count <= most]
+
+
+def _choice(
+    instance: Instance, options: tuple[ShardingOption, ...], price: float
+) -> _Choice | None:
+    """Return GPUs for each arena so that none is slow; None if there are too few GPUs."""
+    index, gpu = instance.price_index(price), instance.kinds[0]
+    shards, replicas = instance.sharded(options)
+    work_s: dict[Arena, float] = defaultdict(float)
+    least: dict[Arena, int] = defaultdict(int)
+    for shard in shards:
+        arena = instance.arena_of(shard)
+        bytes_, time_s = instance.costs_at(shard, gpu, index)[[BYTES, GPU_S]]
+        work_s[arena] += float(time_s + price * bytes_)
+        least[arena] = max(least[arena], shard.option.shard_count)
+    everywhere = instance.arenas(replicas)
+    launch_s = instance.launches_weighed_s(gpu)
+    by_work = sorted(work_s, key=lambda arena: (-work_s[arena], arena))
+    units = [frozenset([arena]) for arena in by_work[:_MOST_SETS]]
+    if rest := by_work[_MOST_SETS:]:
+        units[-1] |= frozenset(rest)
+    best: tuple[float, list[tuple[Arenas, int]]] = math.inf, []
+    for sets in _partitions(units):
+        arenas = [frozenset().union(*each) for each in sets]
+        if len(arenas) > instance.gpus:
+            continue
+        fixed_s = np.array([launch_s * len(each - everywhere) for each in arenas])
+        total_s = np.array([math.fsum(work_s[arena] for arena in each) for each in arenas])
+        at_least = np.array([max(least[arena] for arena in each) for each in arenas])
+        shared = _shared(instance.gpus, fixed_s, total_s, at_least)
+        if shared is not None and shared[0] < best[0]:
+            best = shared[0], list(zip(arenas, shared[1], strict=True))
+    if not best[1]:
+        return None
+    order, first = _spread_over_hosts(instance), 0
+    homes: dict[Arena, npt.NDArray[np.bool_]] = {}
+    for arenas_of_set, count in best[1]:
+        served = np.zeros(instance.gpus, dtype=bool)
+        served[order[first : first + count]] = True
+        homes |= dict.fromkeys(arenas_of_set, served)
+        first += count
+    return _Choice(best[0], options, homes)
+
+
+def _shared(gpus: int, fixed_s: Float, work_s: Float, least: Int) -> tuple[float, list[int]] | None:
+    """Return the slowest GPU's time and each set's number of GPUs; None if there are too few GPUs.
+
+    `fixed_s`, `work_s`, shape (sets,): seconds of each GPU of a set, and seconds that the GPUs of
+    the set share. `least`, int64, shape (sets,): least number of GPUs of a set.
+    """
+    counts = least.copy()
+    if counts.sum() > gpus:
+        return None
+    for _ in range(gpus - int(counts.sum())):
+        counts[int((fixed_s + work_s / counts).argmax())] += 1
+    return float((fixed_s + work_s / counts).max()), counts.tolist()
+
+
+def _partitions(units: Sequence[Arenas]) -> Iterator[list[list[Arenas]]]:
+    """Yield all ways to divide units into sets."""
+    if not units:
+        yield []
+        return
+    for rest in _partitions(units[1:]):
+        yield [[units[0]], *rest]
+        for number, mine in enumerate(rest):
+            yield [*rest[:number], [units[0], *mine], *rest[number + 1 :]]
+
+
+def _spread_over_hosts(instance: Instance) -> list[int]:
+    """Return GPUs in the order first GPU of each host, second GPU of each host, and so on."""
+    seen: dict[int, int] = defaultdict(int)
+    places = []
+    for gpu, host in enumerate(instance.host_of_gpu):
+        places.append((seen[host], gpu))
+        seen[host] += 1
+    return [gpu for _, gpu in sorted(places)]

@@ -1,6 +1,7 @@
 """Construct a first assignment: choose sharding options, then put shards on GPUs, largest first."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,11 @@ from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
+
+Homes = Mapping[Arena, npt.NDArray[np.bool_]]
+"""For some arenas, the GPUs that serve them, shape (GPUs,); other arenas go anywhere."""
+
+_ANYWHERE: Homes = MappingProxyType({})
 
 _ATTEMPTS = ((0.5, False), (1.0, False), (1.0, True))
 """Largest shard, as a share of a GPU's HBM, and whether buffers count instead of time: cold rows
@@ -149,7 +155,7 @@ def _phases_of(
 
 
 def packed(
-    instance: Instance, options: Sequence[ShardingOption], price: float
+    instance: Instance, options: Sequence[ShardingOption], price: float, homes: Homes = _ANYWHERE
 ) -> Assignment | None:
     """Assign tables in these sharding options, or finer ones, to GPUs; None if they do not fit.
 
@@ -163,7 +169,7 @@ def packed(
             _option_that_fits(instance, table, option, largest_share)
             for table, option in enumerate(options)
         ]
-        assignment = pack(instance, fitting, price, by_buffers=frugal)
+        assignment = pack(instance, fitting, price, homes, by_buffers=frugal)
         if assignment is not None:
             return assignment
     return None
@@ -173,6 +179,7 @@ def pack(
     instance: Instance,
     options: Sequence[ShardingOption],
     price: float,
+    homes: Homes = _ANYWHERE,
     *,
     by_buffers: bool = False,
 ) -> Assignment | None:
@@ -183,7 +190,7 @@ def pack(
     """
     shards, replicas = instance.sharded(options)
     blocks = instance.blocks(shards)
-    loads = _Loads(instance, blocks, replicas, price, by_buffers)
+    loads = _Loads(instance, blocks, replicas, price, homes, by_buffers)
     for block in sorted(blocks, key=lambda b: (-loads.sizes[b], b)):
         if not loads.put(block):
             return None
@@ -199,9 +206,10 @@ class _Loads:
         blocks: Sequence[Block],
         replicas: Sequence[TableShard],
         price: float,
+        homes: Homes,
         by_buffers: bool,
     ) -> None:
-        self.instance, self.price, self.by_buffers = instance, price, by_buffers
+        self.instance, self.price, self.homes, self.by_buffers = instance, price, homes, by_buffers
         self.kinds = np.array(instance.kind_of_gpu)
         index = instance.price_index(price)
         self.costs = {
@@ -258,6 +266,9 @@ class _Loads:
             worth_s = cost[:, GPU_S] + self.price * cost[:, BYTES]
             worth_s[-self.served :] = self.instance.server_share * cost[-self.served :, GPU_S]
             allowed &= worth_s <= worth_s[allowed].min()
+        for arena in sorted(self.instance.arenas(block) & self.homes.keys()):
+            if (allowed & self.homes[arena]).any():
+                allowed &= self.homes[arena]
         short_s = np.maximum(0.0, cost[:, BYTES] - self.hbm) * self.price
         arenas = [self._arena(arena) for arena in self.instance.arenas(block)]
         phase_s = cost[:, PHASES]
