@@ -27,11 +27,10 @@ from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import BLOCK, WARPS
 from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
-from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.row_cache import Moves, RowCache
 from placer.executor.names import Policy
-from placer.executor.optimizers.rule import Rule
+from placer.executor.optimizers import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName
 
 META = torch.device("meta")

@@ -22,7 +22,7 @@ from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.layout import ArenaSpec, SlotRange, lay_out
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.optimizers.rule import Rule
+from placer.executor.optimizers import Rule
 
 FAR = 2**32
 

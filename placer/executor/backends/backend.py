@@ -27,13 +27,11 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, Faults, FeatureRead, keep_until_used
 from placer.executor.lookups.steps import ArenaStep, Moved, Runs, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
-from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.row_cache import Moves, RowCache
 from placer.executor.names import Policy
-from placer.executor.optimizers.rule import Rule
-from placer.executor.phases import phase
-from placer.executor.streams import recorded
+from placer.executor.optimizers import Rule
+from placer.executor.streams import phase, recorded
 from placer.growing import Growing
 from placer.tables import Table
 

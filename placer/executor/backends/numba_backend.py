@@ -14,7 +14,7 @@ from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_kernels import SegmentTable
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.optimizers.rule import Rule
+from placer.executor.optimizers import Rule
 
 _KINDS = {
     "sgd": kernels.SGD,

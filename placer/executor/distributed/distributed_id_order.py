@@ -12,10 +12,10 @@ from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import (
     IdOrder,
     IdRange,
+    LocalIdOrder,
     TableTensor,
     blocks_of,
 )
-from placer.executor.local.local_id_order import LocalIdOrder
 from placer.tables import Table
 
 _Held = Mapping[str, LocalIdOrder]

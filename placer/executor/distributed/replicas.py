@@ -13,7 +13,7 @@ from placer.executor.distributed.row_sums import RowSums
 from placer.executor.distributed.sharded_batch import UnitStep, spans
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.optimizers.rule import row_sums, runs
+from placer.executor.optimizers import row_sums, runs
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.placement.division import Target
-from placer.executor.optimizers.rule import row_sums, runs
+from placer.executor.optimizers import row_sums, runs
 
 RowSums = tuple[Tensor, Tensor]
 """Distinct rows, int64 of shape (n,), and their vectors, float32 of shape (n, width)."""

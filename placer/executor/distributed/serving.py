@@ -21,10 +21,9 @@ from placer.executor.distributed.row_sums import RowTotals, all_reduce_rows
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import Command, TableRanks
-from placer.executor.local.fused_lookup import check_pass
+from placer.executor.local.fused_lookup import check_pass, refuse_scaled
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.batch_reads import FeatureRead, segment_max
-from placer.executor.scaled_gradients import refuse_scaled
 from placer.plan.plan import Plan
 
 

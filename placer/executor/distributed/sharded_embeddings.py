@@ -25,13 +25,12 @@ from placer.executor.distributed.table_ranks import (
     check_all_built,
     check_same,
 )
-from placer.executor.embeddings import Embeddings
+from placer.executor.embeddings import Embeddings, uncompiled
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.memory.directory import RowCacheStats
-from placer.executor.optimizers.rounding import rounding_of
-from placer.executor.uncompiled import uncompiled
+from placer.executor.memory.row_cache import RowCacheStats
+from placer.executor.optimizers import rounding_of
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName

@@ -24,10 +24,10 @@ from torch import Tensor
 from placer.executor.cold.cold_store import (
     ColdStore,
     HostRecords,
+    Records,
     StoredRows,
 )
 from placer.executor.cold.drive import DriveRecords
-from placer.executor.cold.records import Records
 from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.host_memory import host_rows
 from placer.executor.memory.layout import ArenaSpec

@@ -51,7 +51,7 @@ def _sum_lookups(
 
 @triton.jit
 def _mix(x):
-    """Mix bits as `placer.executor.optimizers.rounding` does."""
+    """Mix bits as `placer.executor.optimizers` does."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -59,7 +59,7 @@ def _mix(x):
 
 @triton.jit
 def _round_stochastically(value, updates, TYPE: tl.constexpr):
-    """Return the same bits as `placer.executor.optimizers.rounding.stochastic_round`."""
+    """Return the same bits as `placer.executor.optimizers.stochastic_round`."""
     LOST: tl.constexpr = 16 if TYPE == tl.bfloat16 else 13  # noqa: SIM300
     below: tl.constexpr = (1 << LOST) - 1
     key = _mix((updates + 1).to(tl.uint32))
