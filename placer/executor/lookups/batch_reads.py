@@ -301,22 +301,12 @@ def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
     If lookups tie, the gradient goes to the first, as in `nn.EmbeddingBag`. Rows are
     float32, shape (lookups, width); offsets int64, shape (bags + 1,), from 0 to lookups.
     """
-    lookups, width = rows.shape
-    bags = offsets.numel() - 1
-    if not lookups:
-        return rows.new_zeros((bags, width)) + rows.sum()
-    with torch.no_grad():
-        bag = torch.arange(bags, device=rows.device).repeat_interleave(
-            offsets.diff(), output_size=lookups
-        )
-        bag = bag.unsqueeze(1).expand(-1, width)
-        largest = rows.new_full((bags, width), -torch.inf).scatter_reduce_(0, bag, rows, "amax")
-        position = torch.arange(lookups, device=rows.device).unsqueeze(1).expand(-1, width)
-        tied = torch.where(rows == largest.gather(0, bag), position, lookups)
-        # Empty bags keep the index of the row of zeros after the last lookup.
-        first = torch.full_like(largest, lookups, dtype=torch.int64)
-        first.scatter_reduce_(0, bag, tied, "amin")
-    return torch.nn.functional.pad(rows, (0, 0, 0, 1)).gather(0, first)
+    if not len(rows):  # The sum keeps the graph.
+        return rows.new_zeros((offsets.numel() - 1, rows.shape[1])) + rows.sum()
+    lookups = torch.arange(len(rows), device=rows.device)
+    return torch.nn.functional.embedding_bag(
+        lookups, rows, offsets, mode="max", include_last_offset=True
+    )
 
 
 NO_FAULT = torch.iinfo(torch.int64).max
