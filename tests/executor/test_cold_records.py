@@ -9,7 +9,7 @@ from fast_and_full import fewer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placer.executor.cold.cold_store import ColdStore, HostRecords, Records, StoredRows
+from placer.executor.cold_store import ColdStore, HostRecords, Records, StoredRows
 
 NARROW = ("float16", "bfloat16", "int8")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from placer.executor.cold.cold_store import ColdStore
+from placer.executor.cold_store import ColdStore
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, HostReads, Ticket, Window
 from placer.executor.memory.arena import Arena, TieredRows

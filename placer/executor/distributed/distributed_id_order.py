@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.placement.channels import Survey
-from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.channels import Survey
+from placer.executor.distributed.division import Target
 from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import (
     IdOrder,

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import PlacerError
+from placer.executor.distributed.channels import Survey
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange, InputsAhead, SentBatch
-from placer.executor.distributed.placement.channels import Survey
 from placer.executor.distributed.row_sums import RowTotals
 from placer.executor.distributed.serving import Serve, Served, combine
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep

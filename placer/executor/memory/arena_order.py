@@ -27,7 +27,7 @@ class ArenaKey:
 
     `splits_rows` marks tables with row-wise Adagrad and several column slices, in any process.
     Their state needs the gradient of the whole row, so they are updated table by table. `stored`
-    marks column slices with records, which no kernel reads (`placer.executor.cold`).
+    marks column slices with records, which no kernel reads (`placer.executor.cold_store`).
     """
 
     dtype: DType

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from placer.executor.cold.drive import DriveRecords
+from placer.executor.drive import DriveRecords
 from placer.executor.optimizers import random_bits, stochastic_round
 from placer.tables import ColdDType
 

@@ -96,7 +96,7 @@ def refined(partitions: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
 
 
 if TYPE_CHECKING:
-    from placer.executor.distributed.placement.table_routes import Router
+    from placer.executor.distributed.table_routes import Router
 
 _MOST_PARTS = 1 << 16
 
