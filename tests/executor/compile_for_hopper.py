@@ -163,7 +163,7 @@ def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
     spec = ArenaSpec(key, 200, ranges, indices(1))
     row_cache = RowCache(cached, 100, META, policy)
     arena = Arena(spec, matrix(200, 4), None, row_cache)
-    tickets = [kernels._window.open(), kernels._window.open()]
+    tickets = [kernels.window.open(), kernels.window.open()]
     for ticket in tickets:
         kernels.stage(0, arena, row_cache, [indices(300, kind)], ticket, training=True)
 

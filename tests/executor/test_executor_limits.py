@@ -146,7 +146,7 @@ def test_staged_rows_are_found_in_entries_above_31_bits(monkeypatch: pytest.Monk
     cache = RowCache([part], home, device)
     arena = Arena(spec, TieredRows(nothing, nothing, home, cache), None, cache)
     slots = torch.tensor([home + 5, home + 1, home + 5])
-    places, *_ = backend.stage(0, arena, cache, [slots], backend.open_step(), training=True)
+    places, *_ = backend.stage(0, arena, cache, [slots], backend.window.open(), training=True)
     assert places.tolist() == [home + 1, home, home + 1]
 
 

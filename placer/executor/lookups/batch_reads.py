@@ -11,7 +11,7 @@ from torch import Tensor
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.layout import ArenaSlice, Layout
-from placer.executor.streams import recorded
+from placer.executor.streams import recorded, start_copy
 from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Pooling, Table
 
@@ -325,35 +325,27 @@ class Faults:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._watched: deque[_Watched] = deque()
-        self._spare: list[Tensor] = []  # Allocating pinned memory is slow.
 
     def new(self) -> Tensor:
         """Return an int64 tensor, shape (1,), for kernels to note the first bad id's position."""
         return torch.full((1,), NO_FAULT, device=self._device)
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Check the position that kernels wrote: now on a CPU, or when it arrives from a GPU."""
+        """Check the position that kernels wrote: now on a CPU, or later when it comes from a GPU.
+
+        This also raises for bad ids of earlier batches whose positions have arrived.
+        """
         if self._device.type != "cuda":
             if int(fault) != NO_FAULT:
                 _raise(int(fault), batch, features)
             return
         if torch.cuda.is_current_stream_capturing():
             return  # A captured graph runs no host code, but skips bad lookups.
-        copy = (
-            self._spare.pop() if self._spare else torch.empty(1, dtype=torch.int64, pin_memory=True)
-        )
-        copy.copy_(fault, non_blocking=True)
-        self._watched.append((copy, recorded(), batch, features))
-
-    def poll(self) -> None:
-        """Raise for bad ids of earlier batches, if their positions have arrived; see `watch`."""
-        if self._watched and torch.cuda.is_current_stream_capturing():
-            return  # CUDA forbids event queries during a capture.
         while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
-            position, _, batch, features = self._watched.popleft()
-            self._spare.append(position)
+            position, _, *earlier = self._watched.popleft()
             if int(position) != NO_FAULT:
-                _raise(int(position), batch, features)
+                _raise(int(position), *earlier)
+        self._watched.append((start_copy(fault), recorded(), batch, features))
 
 
 def _raise(position: int, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
