@@ -342,9 +342,9 @@ class Faults:
         if torch.cuda.is_current_stream_capturing():
             return  # A captured graph runs no host code, but skips bad lookups.
         while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
-            position, _, *earlier = self._watched.popleft()
+            position, _, earlier, read = self._watched.popleft()
             if int(position) != NO_FAULT:
-                _raise(int(position), *earlier)
+                _raise(int(position), earlier, read)
         self._watched.append((start_copy(fault), recorded(), batch, features))
 
 
