@@ -49,30 +49,9 @@ class Backend(TorchKernels):
     cached rows get entries. Rows are copied on a separate stream, because the link limits copies
     and HBM limits other work. So a batch's rows are found while the last batch's rows are copied.
 
-    Parameters
-    ----------
-    device : torch.device
-    policy : {"lfu", "rank"}
-        Which cached rows are evicted first.
-    host : Backend or None
-        The backend that pools rows of lookup kind ``host`` on the CPU. None if all rows are in
-        host memory and are read in place.
-
-    Attributes
-    ----------
-    name : str
-    in_one_memory : bool
-    can_be_captured : bool
-        Whether steps over rows in HBM never wait for the device, so that CUDA graphs can run them.
-    is_written : bool
-        Whether something other than a prepared step may have read or written rows. If so, finding
-        a batch on another stream first waits for that.
-    counts : LookupCounts
-        Counts of lookups; nothing is counted if all rows are in one memory.
-    window : Window
-        The open steps, whose backward passes may still come.
-    faults : Faults
-        Finds bad ids.
+    - `policy`, {"lfu", "rank"}: which cached rows are evicted first.
+    - `host`: the backend that pools rows of lookup kind ``host`` on the CPU. None if all rows are
+      in host memory and are read in place.
     """
 
     def __init__(
@@ -80,12 +59,15 @@ class Backend(TorchKernels):
     ) -> None:
         self.name = "torch" if host is None else "tiered"
         self.in_one_memory = host is None
+        # Whether steps over rows in HBM never wait for the device, so that CUDA graphs can run them.
         self.can_be_captured = False
+        # Whether something other than a prepared step may have read or written rows. If so, finding
+        # a batch on another stream first waits for that.
         self.is_written = True
-        self.counts = LookupCounts(device)
+        self.counts = LookupCounts(device)  # Nothing is counted if all rows are in one memory.
         self._host = HostPooling(host or self)
         self._device, self._policy = device, policy
-        self.window = Window()
+        self.window = Window()  # The open steps, whose backward passes may still come.
         self.faults = Faults(device)
         # Batches of one shape share segment tables, to avoid copies to the device.
         self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(SegmentTable.of, device))
