@@ -59,7 +59,7 @@ class Backend(TorchKernels):
     ) -> None:
         self.name = "torch" if host is None else "tiered"
         self.in_one_memory = host is None
-        # Whether steps over rows in HBM never wait for the device, so that CUDA graphs can run them.
+        # Whether steps over rows in HBM never wait for the device. Then CUDA graphs can run them.
         self.can_be_captured = False
         # Whether something other than a prepared step may have read or written rows. If so, finding
         # a batch on another stream first waits for that.
