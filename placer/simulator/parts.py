@@ -29,7 +29,7 @@ from placer.executor.distributed.division import (
     servers_of,
 )
 from placer.executor.distributed.table_routes import TableRoutes, table_routes
-from placer.executor.memory.arena_order import (
+from placer.executor.memory.layout import (
     ArenaKey,
     ArenaShard,
     SlicedColumns,

@@ -29,7 +29,7 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead
 from placer.executor.cold_store import ColdStore, HostRecords, Records, StoredRows
 from placer.executor.drive import BlockQueue, DriveRecords
-from placer.executor.memory.arena_order import has_records
+from placer.executor.memory.layout import has_records
 from placer.plan.fields import Lookup, Shard
 from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model

@@ -19,8 +19,7 @@ from placer.executor.lookups import batch_reads, steps
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, Window
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.arena_order import ArenaKey
-from placer.executor.memory.layout import ArenaSpec, SlotRange, lay_out
+from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange, lay_out
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.optimizers import Rule
 

@@ -30,8 +30,7 @@ from placer.executor.lookups.batch_reads import (
     tensors_of,
 )
 from placer.executor.lookups.steps import PreparedBatch
-from placer.executor.memory.arena_order import has_records
-from placer.executor.memory.layout import lay_out
+from placer.executor.memory.layout import has_records, lay_out
 from placer.executor.names import Policy
 from placer.executor.optimizers import Rounding, check_constants
 from placer.executor.streams import indexed, recorded

@@ -28,9 +28,8 @@ from placer.executor.cold_store import (
     StoredRows,
 )
 from placer.executor.drive import DriveRecords
-from placer.executor.memory.arena_order import ArenaKey
 from placer.executor.memory.host_memory import host_rows
-from placer.executor.memory.layout import ArenaSpec
+from placer.executor.memory.layout import ArenaKey, ArenaSpec
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.names import Policy
 from placer.tables import OPTIMIZER_STATE, ColdDType, OptimizerName, Table
