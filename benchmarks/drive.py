@@ -29,7 +29,7 @@ from _machine import markdown, write_results
 
 from placer import Feature, Plan, Shard, Table, Topology
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.executor.cold.drive import DriveRecords
+from placer.executor.drive import DriveRecords
 from placer.training import Dlrm
 
 BLOCK, RECORD, CHUNK, LOOKUPS = 4096, 516, 500_000, 262_144

@@ -53,7 +53,7 @@ from cost_models.step_equation.work import (
     is_mapped,
 )
 from placer.errors import PlacerError, PlanMismatchError
-from placer.executor.distributed.placement.division import servers_of
+from placer.executor.distributed.division import servers_of
 from placer.plan.fields import PIPELINES, Pipeline
 from placer.plan.plan import Plan
 from placer.problem import Problem

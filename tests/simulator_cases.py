@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from placer.data.log import Bags, Chunk
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.memory.directory import RowCacheStats
+from placer.executor.memory.row_cache import RowCacheStats
 from placer.plan.plan import Plan
 from placer.simulator.counts import StepCounts
 from placer.simulator.parts import Arrangement

@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 from training_cases import QUICK, plan_for, small_log
 
 from placer.errors import PlacerError
-from placer.executor.phases import PHASE_PREFIX
+from placer.executor.streams import PHASE_PREFIX
 from placer.training.config import CheckpointPolicy, TraceRequest
 from placer.training.loop import train
 from placer.training.trace import summarize

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -165,13 +165,7 @@ class DenseMemory:
     @property
     def total_bytes(self) -> int:
         """Sum of all these bytes."""
-        return (
-            self.parameter_bytes
-            + self.gradient_bytes
-            + self.state_bytes
-            + self.bucket_bytes
-            + self.activation_bytes
-        )
+        return sum(astuple(self))
 
 
 def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMemory:

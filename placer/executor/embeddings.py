@@ -1,10 +1,12 @@
 """The base class of embeddings in one process and of embeddings that processes share."""
 
 import copy
+import functools
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +30,39 @@ if TYPE_CHECKING:
     from placer.executor.distributed.collectives import Kind, Volume
     from placer.executor.growing_keys import GrowingKeys
     from placer.executor.id_order import IdOrder, TableTensor
+
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def uncompiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Exclude a function from `torch.compile`, as `torch.compiler.disable` does.
+
+    `torch.compiler.disable` imports ``torch._dynamo``, which takes two seconds. This decorator only
+    calls it in programs that have imported the compiler already.
+
+    >>> @uncompiled
+    ... def twice(number):
+    ...     return 2 * number
+    >>> twice(3)
+    6
+    """
+
+    disabled: list[Callable[Parameters, Result]] = []
+
+    @functools.wraps(function)
+    def outside(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+        return disabled[0](*args, **kwargs)
+
+    # The compiler calls functions with these attributes instead of tracing them.
+    outside._torchdynamo_disable = True  # type: ignore[attr-defined]
+    outside._torchdynamo_disable_msg = None  # type: ignore[attr-defined]
+    return outside
 
 
 class Embeddings(nn.Module, ABC):

@@ -1,7 +1,29 @@
-"""Copy tensors between host and device, and track CUDA work without blocking the host."""
+"""Copy tensors between host and device, track CUDA work, and name the parts of a step."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _profiler_enabled
+from torch.profiler import record_function
+
+Phase = Literal["map", "sort", "stage", "forward", "backward", "update", "write-back"]
+"""The parts of a step: ``map`` turns ids into slots, ``sort`` orders the lookups by row, ``stage``
+copies cold rows to HBM, ``write-back`` copies them back, ``forward`` pools rows, ``backward``
+collects the gradients of pooled rows, and ``update`` applies the optimizer."""
+
+PHASE_PREFIX = "placer: "
+
+
+def phase(name: Phase) -> AbstractContextManager[object]:
+    """Return a context that a running `torch.profiler.profile` records under this name.
+
+    Without a profiler the context does nothing, as a record takes longer than a kernel launch.
+    """
+    if _profiler_enabled():
+        return record_function(PHASE_PREFIX + name)
+    return nullcontext()
 
 
 def recorded() -> torch.cuda.Event:

@@ -56,22 +56,33 @@ BLOCK = 128
 
 
 @intrinsic
-def _prefetch(_context, array, index):
-    """Load an element of an array into the cache, without waiting for it."""
+def prefetch(_context, array, index):
+    """Load an element of an array into the cache, without waiting for it.
+
+    `index` is a number, or a tuple of one for each dimension.
+    """
 
     def generate(context, builder, signature, arguments):
-        held = context.make_array(signature.args[0])(context, builder, arguments[0])
-        place = cgutils.get_item_pointer(
-            context, builder, signature.args[0], held, [arguments[1]], wraparound=False
-        )
+        kind, place = signature.args
+        held = context.make_array(kind)(context, builder, arguments[0])
+        is_tuple = isinstance(place, types.BaseTuple)
+        parts = cgutils.unpack_tuple(builder, arguments[1]) if is_tuple else arguments[1:]
+        index = [
+            context.cast(builder, part, part_type, types.intp)
+            for part, part_type in zip(parts, place if is_tuple else [place], strict=True)
+        ]
+        pointer = cgutils.get_item_pointer(context, builder, kind, held, index, wraparound=False)
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        how = [ir.Constant(number, value) for value in (0, 3, 1)]  # Read, with high locality.
-        builder.call(function, [builder.bitcast(place, byte), *how])
+        function = cgutils.get_or_insert_function(
+            builder.module,
+            ir.FunctionType(ir.VoidType(), [byte, number, number, number]),
+            "llvm.prefetch.p0",
+        )
+        how = [number(value) for value in (0, 3, 1)]  # Read, keep in all cache levels, data.
+        builder.call(function, [builder.bitcast(pointer, byte), *how])
         return context.get_dummy_value()
 
-    return types.void(array, types.intp), generate
+    return types.void(array, index), generate
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -127,7 +138,7 @@ def _row_of(slots, rows, mask, key):
 def _guess(keys, out, slots, rows, mask):
     """Guess the row of each key by the first slot with its hash bits. It is nearly always right."""
     for j in range(keys.size):
-        _prefetch(slots, _home(keys[j], slots.size))
+        prefetch(slots, _home(keys[j], slots.size))
     for j in range(keys.size):
         at, tag = _home(keys[j], slots.size), _tag(keys[j], mask)
         while slots[at] != 0 and slots[at] & ~mask != tag:
@@ -135,7 +146,7 @@ def _guess(keys, out, slots, rows, mask):
             if at == slots.size:
                 at = 0
         out[j] = slots[at] & mask
-        _prefetch(rows, out[j])
+        prefetch(rows, out[j])
 
 
 @numba.njit(cache=True, nogil=True)

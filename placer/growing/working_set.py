@@ -20,50 +20,27 @@ BETWEEN = 0.017, 0.06, 0.2, 0.6
 
 @dataclass(frozen=True, slots=True)
 class HitRate:
-    """The share of lookups with an id that has a row, for a capacity and an eviction.
+    """The share of lookups with an id that has a row, for a capacity and an eviction."""
 
-    Attributes
-    ----------
-    capacity : int
-        Most ids that have rows at a time.
-    eviction : {"lfu", "lru"}
-    hit_rate : float
-        Hit rate over all windows except the first, in which rows are still free.
-    of_windows : tuple of float, or None
-        Lowest and highest hit rate of a single window, without the first and an incomplete last
-        one. They show how much the next window may differ. None without such windows.
-    """
-
-    capacity: int
+    capacity: int  # Most ids that have rows at a time.
     eviction: Eviction
-    hit_rate: float
+    hit_rate: float  # Over all windows except the first, in which rows are still free.
+    # Lowest and highest hit rate of a single window, without the first and an incomplete last one.
+    # They show how much the next window may differ. None without such windows.
     of_windows: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingSet:
-    """Distinct ids and hit rates of one table over the windows of a log.
+    """Distinct ids and hit rates of one table over the windows of a log."""
 
-    Attributes
-    ----------
-    distinct : int
-        Number of distinct ids of the whole log.
-    distinct_of_windows : tuple of int
-        Number of distinct ids of each window.
-    unknown_of_windows : tuple of float
-        For each window, the share of lookups with an id that no earlier window has. A vocabulary
-        of all earlier ids would not know them.
-    whole_windows : int
-        Number of complete windows: all, or all except the last.
-    hit_rates : tuple of HitRate
-        Hit rates by capacity and eviction. By default, the last is for ``lfu`` with a row for each
-        id of the log.
-    """
-
-    distinct: int
-    distinct_of_windows: tuple[int, ...]
+    distinct: int  # Number of distinct ids of the whole log.
+    distinct_of_windows: tuple[int, ...]  # Number of distinct ids of each window.
+    # For each window, the share of lookups with an id that no earlier window has. A vocabulary of
+    # all earlier ids would not know them.
     unknown_of_windows: tuple[float, ...]
-    whole_windows: int
+    whole_windows: int  # Number of complete windows: all, or all except the last.
+    # By capacity and eviction. By default, the last is for ``lfu`` with a row for each id.
     hit_rates: tuple[HitRate, ...]
 
 

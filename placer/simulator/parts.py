@@ -16,20 +16,20 @@ import numpy.typing as npt
 import torch
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.channels import (
+from placer.executor.distributed.channels import (
     LocalPlan,
     local_plan,
     shards_by_holders,
 )
-from placer.executor.distributed.placement.division import (
+from placer.executor.distributed.division import (
     RowSlice,
     Target,
     divide,
     ranks_of_devices,
     servers_of,
 )
-from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
-from placer.executor.memory.arena_order import (
+from placer.executor.distributed.table_routes import TableRoutes, table_routes
+from placer.executor.memory.layout import (
     ArenaKey,
     ArenaShard,
     SlicedColumns,

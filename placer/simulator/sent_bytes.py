@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from placer.data.log import Bags
-from placer.executor.distributed.placement.channels import channel_pooling
-from placer.executor.distributed.placement.division import ColumnSlice, Target
-from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.distributed.channels import channel_pooling
+from placer.executor.distributed.division import ColumnSlice, Target
+from placer.executor.distributed.table_routes import TableRoutes
 from placer.simulator.counts import ExchangeKind, Int, Served
 from placer.simulator.parts import Arrangement
 from placer.simulator.table_reads import AnyInt, Distinct, Slices, TableRead, distinct_counts

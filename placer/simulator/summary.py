@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError
-from placer.executor.distributed.placement.division import servers_of
+from placer.executor.distributed.division import servers_of
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.plan.migration import break_even_steps
 from placer.simulator.counts import Int, PartCounts, StepCounts

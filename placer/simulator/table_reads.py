@@ -11,8 +11,8 @@ import torch
 
 from placer.data.log import Bags
 from placer.errors import DataError
-from placer.executor.distributed.placement.division import RowSlice
-from placer.executor.distributed.placement.table_routes import Router
+from placer.executor.distributed.division import RowSlice
+from placer.executor.distributed.table_routes import Router
 from placer.plan.plan import Ranks
 from placer.simulator.counts import Int
 from placer.simulator.parts import Arrangement

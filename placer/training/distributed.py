@@ -18,7 +18,7 @@ from torch import Tensor
 from placer import errors
 from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.division import servers_of
+from placer.executor.distributed.division import servers_of
 from placer.executor.distributed.table_ranks import check_world
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig

@@ -18,8 +18,8 @@ from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.embeddings import Embeddings
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.memory.directory import RowCacheStats
-from placer.executor.optimizers.rounding import rounding_of
+from placer.executor.memory.row_cache import RowCacheStats
+from placer.executor.optimizers import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
 from placer.storage.manifest import (

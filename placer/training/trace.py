@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from placer.errors import PlacerError
-from placer.executor.phases import PHASE_PREFIX, Phase
+from placer.executor.streams import PHASE_PREFIX, Phase
 from placer.files import replacing, temporary_beside
 from placer.training.config import TraceRequest
 
@@ -27,7 +27,7 @@ NAMES: tuple[str, ...] = (READ, *get_args(Phase))
 class PhaseTime:
     """Mean time of one phase in a step, without phases nested in it."""
 
-    # A phase of `placer.executor.phases`; ``read``, which is waiting for the log; or ``other``, the
+    # A `Phase` of the executor; ``read``, which is waiting for the log; or ``other``, the
     # rest: MLPs, their optimizer, the loop.
     name: str
     host_s: float  # Mean time of the host; with a GPU, the time to launch the work.

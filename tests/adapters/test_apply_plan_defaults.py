@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from placer import Plan, Shard, Table, Topology, apply_plan
 from placer.adapters.pytorch import AppliedPlan
-from placer.executor.optimizers.rule import DEFAULTS
+from placer.executor.optimizers import DEFAULTS
 from placer.storage.checkpoint import load_tables, save_tables
 from placer.tables import OptimizerName
 

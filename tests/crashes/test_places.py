@@ -22,7 +22,7 @@ ALLOWED = {
     "placer/file_locks.py": "the lock of a folder, which is no result",
     "placer/training/checkpoint.py": "sets old checkpoints aside and removes them, by renames",
     "placer/trainers/lightning.py": "removes old checkpoints",
-    "placer/executor/cold/drive.py": "rows on a drive, in a file that ends with the process",
+    "placer/executor/drive.py": "rows on a drive, in a file that ends with the process",
     "placer/training/metrics.py": "appends a line; the last one is dropped if it is not whole",
     "placer/measurement/machine.py": "appends a line, drops one that is not whole, begins anew",
     "placer/measurement/measure.py": "a folder of temporary files",

@@ -27,11 +27,10 @@ from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.device_keys import BLOCK, WARPS
 from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
-from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.row_cache import Moves, RowCache
 from placer.executor.names import Policy
-from placer.executor.optimizers.rule import Rule
+from placer.executor.optimizers import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName
 
 META = torch.device("meta")
@@ -164,7 +163,7 @@ def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
     spec = ArenaSpec(key, 200, ranges, indices(1))
     row_cache = RowCache(cached, 100, META, policy)
     arena = Arena(spec, matrix(200, 4), None, row_cache)
-    tickets = [kernels._window.open(), kernels._window.open()]
+    tickets = [kernels.window.open(), kernels.window.open()]
     for ticket in tickets:
         kernels.stage(0, arena, row_cache, [indices(300, kind)], ticket, training=True)
 

@@ -9,8 +9,7 @@ from fast_and_full import fewer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placer.executor.cold.cold_store import ColdStore, HostRecords, StoredRows
-from placer.executor.cold.records import Records
+from placer.executor.cold_store import ColdStore, HostRecords, Records, StoredRows
 
 NARROW = ("float16", "bfloat16", "int8")
 

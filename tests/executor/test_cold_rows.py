@@ -27,11 +27,9 @@ from torch import Tensor, nn
 from placer import apply_plan
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead
-from placer.executor.cold.block_queue import BlockQueue
-from placer.executor.cold.cold_store import ColdStore, HostRecords, StoredRows
-from placer.executor.cold.drive import DriveRecords
-from placer.executor.cold.records import Records
-from placer.executor.memory.arena_order import has_records
+from placer.executor.cold_store import ColdStore, HostRecords, Records, StoredRows
+from placer.executor.drive import BlockQueue, DriveRecords
+from placer.executor.memory.layout import has_records
 from placer.plan.fields import Lookup, Shard
 from placer.plan.plan import Plan
 from placer.storage.checkpoint import load_model, save_model

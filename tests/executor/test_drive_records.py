@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from placer.errors import PlacerError
-from placer.executor.cold.block_queue import DEPTH, READ, BlockQueue
-from placer.executor.cold.drive import BlockFile, DriveRecords, KeptBlocks
+from placer.executor.drive import DEPTH, READ, BlockFile, BlockQueue, DriveRecords, KeptBlocks
 
 BLOCK = 4096
 
@@ -291,7 +290,7 @@ FULL = """
 import sys, torch
 from pathlib import Path
 from placer.errors import PlacerError
-from placer.executor.cold.drive import DriveRecords
+from placer.executor.drive import DriveRecords
 place = Path(sys.argv[1])
 first = DriveRecords(place, 700, 516)
 for rows in (1400, 1100):
@@ -337,7 +336,7 @@ def test_a_killed_process_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
     script = f"""
 import os, signal, torch
 from pathlib import Path
-from placer.executor.cold.drive import DriveRecords
+from placer.executor.drive import DriveRecords
 records = DriveRecords(Path({str(tmp_path)!r}), 700, 516)
 records.write(torch.arange(700), torch.ones(700, 516, dtype=torch.uint8))
 os.kill(os.getpid(), signal.SIGKILL)

@@ -19,10 +19,9 @@ from placer.executor.lookups import batch_reads, steps
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, Window
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.arena_order import ArenaKey
-from placer.executor.memory.layout import ArenaSpec, SlotRange, lay_out
+from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange, lay_out
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.optimizers.rule import Rule
+from placer.executor.optimizers import Rule
 
 FAR = 2**32
 
@@ -146,7 +145,7 @@ def test_staged_rows_are_found_in_entries_above_31_bits(monkeypatch: pytest.Monk
     cache = RowCache([part], home, device)
     arena = Arena(spec, TieredRows(nothing, nothing, home, cache), None, cache)
     slots = torch.tensor([home + 5, home + 1, home + 5])
-    places, *_ = backend.stage(0, arena, cache, [slots], backend.open_step(), training=True)
+    places, *_ = backend.stage(0, arena, cache, [slots], backend.window.open(), training=True)
     assert places.tolist() == [home + 1, home, home + 1]
 
 

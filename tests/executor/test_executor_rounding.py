@@ -10,8 +10,7 @@ from torch import Tensor
 
 from placer import Feature, Table
 from placer.executor import BagBatch, make_embeddings
-from placer.executor.optimizers.rounding import random_bits, stochastic_round
-from placer.executor.optimizers.rule import Rule, updated
+from placer.executor.optimizers import Rule, random_bits, stochastic_round, updated
 from placer.tables import OPTIMIZERS
 
 HALVES = [torch.float16, torch.bfloat16]

@@ -14,13 +14,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.layout import SlotRange
 from placer.executor.memory.row_cache import (
     DECAY,
     EXPECTED_LOOKUPS,
     Policy,
     RowCache,
+    RowCacheStats,
 )
 
 CPU = torch.device("cpu")

@@ -20,9 +20,8 @@ from placer.executor.backends.triton import triton_backend
 from placer.executor.backends.triton.triton_backend import TritonBackend
 from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import TieredRows
-from placer.executor.memory.directory import Moves
-from placer.executor.optimizers.rounding import stochastic_round
-from placer.executor.optimizers.rule import Rule
+from placer.executor.memory.row_cache import Moves
+from placer.executor.optimizers import Rule, stochastic_round
 from placer.tables import OptimizerName
 
 CPU = torch.device("cpu")

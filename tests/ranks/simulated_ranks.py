@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from placer.executor import BagBatch
+from placer.executor.distributed.channels import Survey
 from placer.executor.distributed.collectives import Kind
+from placer.executor.distributed.division import Target
 from placer.executor.distributed.input_exchange import InputExchange
-from placer.executor.distributed.placement.channels import Survey
-from placer.executor.distributed.placement.division import Target
 from placer.executor.distributed.row_sums import RowTotals
 from placer.executor.distributed.serving import Serve, Served, combine
 from placer.executor.distributed.sharded_batch import spans

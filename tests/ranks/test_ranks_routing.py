@@ -13,13 +13,13 @@ from ranks_cases import large_plan, table_with
 from simulated_ranks import ids_of
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.channels import (
+from placer.executor.distributed.channels import (
     Survey,
     all_channels,
     channels_of,
     local_plan,
 )
-from placer.executor.distributed.placement.division import (
+from placer.executor.distributed.division import (
     RowSlice,
     Target,
     divide,
@@ -28,7 +28,7 @@ from placer.executor.distributed.placement.division import (
     ranks_of_devices,
     refined,
 )
-from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
+from placer.executor.distributed.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.plan.plan import Plan, Ranks
 from placer.plan.verify import violations

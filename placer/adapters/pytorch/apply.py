@@ -19,8 +19,7 @@ from placer.errors import PlanMismatchError
 from placer.executor.lookups.batch_reads import read_by_one
 from placer.executor.memory.layout import check_plan
 from placer.executor.names import Policy
-from placer.executor.optimizers.rounding import Rounding
-from placer.executor.optimizers.rule import DEFAULTS
+from placer.executor.optimizers import DEFAULTS, Rounding
 from placer.files import StrPath
 from placer.growing import Growing
 from placer.plan.plan import Plan

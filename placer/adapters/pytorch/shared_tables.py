@@ -28,7 +28,7 @@ from placer.adapters.pytorch.calls import (
 )
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
-from placer.executor.uncompiled import uncompiled
+from placer.executor.embeddings import uncompiled
 from placer.plan.plan import Plan
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from placer.adapters.pytorch.calls import Output, as_they_are, of_bags, of_rows,
 from placer.adapters.pytorch.models import EmbeddingModule
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import DataError, PlanMismatchError
+from placer.executor.embeddings import uncompiled
 from placer.executor.lookups.batch_reads import mean_from_sum, segment_max
-from placer.executor.uncompiled import uncompiled
 from placer.growing import KeyMap
 
 _HOOKS = (

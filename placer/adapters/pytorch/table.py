@@ -32,8 +32,8 @@ from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
 from placer.adapters.pytorch.watches import SaveWatch, watch_steps
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
-from placer.executor.optimizers.rule import check_constants
-from placer.executor.scaled_gradients import refuse_scaled
+from placer.executor.local.fused_lookup import refuse_scaled
+from placer.executor.optimizers import check_constants
 from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZER_STATE

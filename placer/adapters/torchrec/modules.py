@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 
 from placer.adapters.torchrec.sharding import Part
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.table_routes import RankOrder
+from placer.executor.distributed.table_routes import RankOrder
 from placer.plan.plan import Ranks
 from placer.tables import DType, Feature, OptimizerName, Pooling, Table
 

@@ -27,13 +27,11 @@ from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import ArenaReads, Faults, FeatureRead, keep_until_used
 from placer.executor.lookups.steps import ArenaStep, Moved, Runs, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
-from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.row_cache import Moves, RowCache
 from placer.executor.names import Policy
-from placer.executor.optimizers.rule import Rule
-from placer.executor.phases import phase
-from placer.executor.streams import recorded
+from placer.executor.optimizers import Rule
+from placer.executor.streams import phase, recorded
 from placer.growing import Growing
 from placer.tables import Table
 
@@ -51,26 +49,9 @@ class Backend(TorchKernels):
     cached rows get entries. Rows are copied on a separate stream, because the link limits copies
     and HBM limits other work. So a batch's rows are found while the last batch's rows are copied.
 
-    Parameters
-    ----------
-    device : torch.device
-    policy : {"lfu", "rank"}
-        Which cached rows are evicted first.
-    host : Backend or None
-        The backend that pools rows of lookup kind ``host`` on the CPU. None if all rows are in
-        host memory and are read in place.
-
-    Attributes
-    ----------
-    name : str
-    in_one_memory : bool
-    can_be_captured : bool
-        Whether steps over rows in HBM never wait for the device, so that CUDA graphs can run them.
-    is_written : bool
-        Whether something other than a prepared step may have read or written rows. If so, finding
-        a batch on another stream first waits for that.
-    counts : LookupCounts
-        Counts of lookups; nothing is counted if all rows are in one memory.
+    - `policy`, {"lfu", "rank"}: which cached rows are evicted first.
+    - `host`: the backend that pools rows of lookup kind ``host`` on the CPU. None if all rows are
+      in host memory and are read in place.
     """
 
     def __init__(
@@ -78,13 +59,16 @@ class Backend(TorchKernels):
     ) -> None:
         self.name = "torch" if host is None else "tiered"
         self.in_one_memory = host is None
+        # Whether steps over rows in HBM never wait for the device. Then CUDA graphs can run them.
         self.can_be_captured = False
+        # Whether something other than a prepared step may have read or written rows. If so, finding
+        # a batch on another stream first waits for that.
         self.is_written = True
-        self.counts = LookupCounts(device)
+        self.counts = LookupCounts(device)  # Nothing is counted if all rows are in one memory.
         self._host = HostPooling(host or self)
         self._device, self._policy = device, policy
-        self._window = Window()
-        self._faults = Faults(device)
+        self.window = Window()  # The open steps, whose backward passes may still come.
+        self.faults = Faults(device)
         # Batches of one shape share segment tables, to avoid copies to the device.
         self._segment_table = lru_cache(_SEGMENT_TABLES)(partial(SegmentTable.of, device))
         self._stream: torch.cuda.Stream | None = None
@@ -119,36 +103,27 @@ class Backend(TorchKernels):
         """Find a batch's rows; `training` says that a backward pass may follow.
 
         `fault` is lowered to the position of the first bad id. If the caller passes it, the caller
-        must also call `watch`.
+        must also call `faults.watch`.
 
         Raises DataError if an id is no row of its table. On a GPU a later call raises, to avoid
         waiting.
         """
-        found = self.new_fault() if fault is None else fault
+        found = self.faults.new() if fault is None else fault
         with phase("map"):
             slots = [
                 self._slots(batch.ids, arena.spec, read, found)
                 for arena, read in zip(arenas, reads, strict=True)
             ]
             if fault is None:
-                self.watch(found, batch, features)
+                self.faults.watch(found, batch, features)
         if self.in_one_memory:
             return tuple(map(ArenaStep, reads, slots))
-        ticket = self._window.open()
+        ticket = self.window.open()
         self.counts.begin()
         return tuple(
             self._located(index, arena, read, slots, ticket, training)
             for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
         )
-
-    def new_fault(self) -> Tensor:
-        """Return an int64 tensor of shape (1,) for the position of the first bad id."""
-        return self._faults.new()
-
-    def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Raise DataError for a batch's bad ids: now on a CPU, at a later batch on a GPU."""
-        self._faults.poll()
-        self._faults.watch(fault, batch, features)
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Return the weighted sum of each bag's rows: float32, shape (bags, width)."""
@@ -240,19 +215,11 @@ class Backend(TorchKernels):
             self._host.weight_gradients(arena, step.host, gradients, out)
         return out
 
-    def open_step(self) -> Ticket:
-        """Open a step whose rows were found without `prepare`, and return its ticket."""
-        return self._window.open()
-
-    def is_open(self, ticket: Ticket | None) -> bool:
-        """Return whether a step is open: its backward pass may still come."""
-        return self._window.is_open(ticket)
-
     def finish(self, steps: Sequence[ArenaStep]) -> None:
         """End a step after its update, or if it gets none."""
         for step in steps:
             if step.ticket is not None:
-                self._window.close(step.ticket)
+                self.window.close(step.ticket)
 
     def _slots(self, ids: Tensor, spec: ArenaSpec, reads: ArenaReads, fault: Tensor) -> Tensor:
         kind = torch.int64 if self.in_one_memory else spec.kind
@@ -341,13 +308,13 @@ class Backend(TorchKernels):
             nobodys, first, last = edges.tolist()
             self.counts.home += lookups[nobodys:first].sum()
             rows = distinct[first:last]
-            others, oldest = self._window.others(spec, ticket), self._window.oldest
+            others, oldest = self.window.others(spec, ticket), self.window.oldest
             barred = torch.isin(rows, torch.cat([rows[:0], *others]))
             found = row_cache.resolve(rows, lookups[first:last], ticket.number, oldest, barred)
             moved, entries = self._move(arena, found.moves), found.entries
             ticket.resolved[spec] = rows[entries < 0]
             if arena.store is not None:
-                note_in_place(arena, arena.store, entries, ticket, self._window)
+                note_in_place(arena, arena.store, entries, ticket, self.window)
             if training:
                 row_cache.mark_dirty(entries)
             run_places = places_of(spec, row_cache.entries, distinct)

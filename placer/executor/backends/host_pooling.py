@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from placer.executor.cold.cold_store import ColdStore
+from placer.executor.cold_store import ColdStore
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, HostReads, Ticket, Window
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.directory import Moves
-from placer.executor.optimizers.rule import Rule
+from placer.executor.memory.row_cache import Moves
+from placer.executor.optimizers import Rule
 from placer.executor.streams import on_host, recorded, start_copy
 
 if TYPE_CHECKING:

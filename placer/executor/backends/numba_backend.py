@@ -1,8 +1,6 @@
 """Kernels compiled by Numba for float32 arenas in host memory."""
 
-from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -14,7 +12,7 @@ from placer.executor.backends.threads import run, thread_count
 from placer.executor.backends.torch_kernels import SegmentTable
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.optimizers.rule import Rule
+from placer.executor.optimizers import Rule
 
 _KINDS = {
     "sgd": kernels.SGD,
@@ -61,21 +59,6 @@ class NumbaBackend(Backend):
             out.numpy(),
         )
         run(kernel, thread_count(places.numel()))
-
-    def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
-        rows = [gradient.shape[0] for gradient in gradients]
-        starts = list(accumulate(rows, initial=0))
-        joined = torch.empty((starts[-1], arena.spec.key.width), dtype=torch.float32)
-        target = joined.numpy()
-        parts = [gradient.numpy() for gradient in gradients]
-
-        def copy(thread: int, threads: int) -> None:
-            # NumPy releases the GIL during copies.
-            for index in range(thread, len(parts), threads):
-                target[starts[index] : starts[index + 1]] = parts[index]
-
-        run(copy, thread_count(starts[-1]))
-        return joined
 
     def update(
         self,

@@ -6,13 +6,10 @@ same row, so kernels need no atomics. Every sum runs in the order of the lookups
 threads.
 """
 
-from typing import Any
-
 import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import cgutils
-from numba.extending import intrinsic
+
+from placer.growing.kernels import prefetch
 
 AHEAD = 12
 """Lookups between the prefetch of a row and its use, to hide a DRAM access."""
@@ -33,33 +30,6 @@ SGD, ADAGRAD, ROWWISE_ADAGRAD, ADAM = 0, 1, 2, 3
 
 _FUSED = {"contract"}
 """Allow fused multiply-add, but keep the rules of NaN and infinity."""
-
-
-@intrinsic
-def prefetch(typing_context: Any, matrix: Any, row: Any, column: Any) -> Any:
-    """Prefetch the cache line of ``matrix[row, column]``."""
-    signature = numba.void(matrix, row, column)
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = sig.args[0]
-        array = context.make_array(kind)(context, builder, args[0])
-        index = [
-            context.cast(builder, value, kind_of_value, numba.types.intp)
-            for value, kind_of_value in zip(args[1:], sig.args[1:], strict=True)
-        ]
-        pointer = cgutils.get_item_pointer(context, builder, kind, array, index)
-        byte = ir.IntType(8).as_pointer()
-        flag = ir.IntType(32)
-        function = cgutils.get_or_insert_function(
-            builder.module,
-            ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag]),
-            "llvm.prefetch.p0",
-        )
-        # Read, keep in all cache levels, data.
-        builder.call(function, [builder.bitcast(pointer, byte), flag(0), flag(3), flag(1)])
-        return context.get_dummy_value()
-
-    return signature, codegen
 
 
 @numba.njit(cache=True, nogil=True)
@@ -118,7 +88,7 @@ def pool(rows, slots, offsets, weights, out, thread, threads):
                 ahead = j + AHEAD
                 if ahead < slots.size:
                     for k in range(0, width, LINE):
-                        prefetch(rows, slots[ahead], k)
+                        prefetch(rows, (slots[ahead], k))
                 slot = slots[j]
                 if weighted:
                     weight = weights[j]
@@ -237,10 +207,10 @@ def update(rows, state, slots, offsets, gradients, weights, optimizer, constants
                 next_slot = low + np.int64(keys[ahead] >> half)
                 next_bag = bags[np.int64(keys[ahead] & mask)]
                 for k in range(0, width, LINE):
-                    prefetch(gradients, next_bag, k)
-                    prefetch(rows, next_slot, k)
+                    prefetch(gradients, (next_bag, k))
+                    prefetch(rows, (next_slot, k))
                 for k in range(0, state.shape[1], LINE):
-                    prefetch(state, next_slot, k)
+                    prefetch(state, (next_slot, k))
             lookup = np.int64(keys[i] & mask)
             bag = bags[lookup]
             if weighted:

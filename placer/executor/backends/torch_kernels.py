@@ -12,11 +12,10 @@ from torch import Tensor
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import ArenaStep, Runs
 from placer.executor.memory.arena import Arena, TieredRows
-from placer.executor.memory.directory import Moves
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.optimizers.rule import Rule, row_sums, runs, updated
-from placer.executor.phases import phase
-from placer.executor.streams import sent
+from placer.executor.memory.row_cache import Moves
+from placer.executor.optimizers import Rule, row_sums, runs, updated
+from placer.executor.streams import phase, sent
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,16 +6,16 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.placement.channels import Survey
-from placer.executor.distributed.placement.division import Target
+from placer.executor.distributed.channels import Survey
+from placer.executor.distributed.division import Target
 from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import (
     IdOrder,
     IdRange,
+    LocalIdOrder,
     TableTensor,
     blocks_of,
 )
-from placer.executor.local.local_id_order import LocalIdOrder
 from placer.tables import Table
 
 _Held = Mapping[str, LocalIdOrder]

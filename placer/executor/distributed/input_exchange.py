@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlacerError
+from placer.executor.distributed.channels import Channels, Survey, Unit
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.channels import Channels, Survey, Unit
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep, spans
 from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import NumberedBatch

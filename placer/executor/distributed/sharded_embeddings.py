@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import PlacerError
+from placer.executor.distributed.channels import Survey
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange, InputsAhead, SentBatch
-from placer.executor.distributed.placement.channels import Survey
 from placer.executor.distributed.row_sums import RowTotals
 from placer.executor.distributed.serving import Serve, Served, combine
 from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
@@ -25,13 +25,12 @@ from placer.executor.distributed.table_ranks import (
     check_all_built,
     check_same,
 )
-from placer.executor.embeddings import Embeddings
+from placer.executor.embeddings import Embeddings, uncompiled
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
-from placer.executor.memory.directory import RowCacheStats
-from placer.executor.optimizers.rounding import rounding_of
-from placer.executor.uncompiled import uncompiled
+from placer.executor.memory.row_cache import RowCacheStats
+from placer.executor.optimizers import rounding_of
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName

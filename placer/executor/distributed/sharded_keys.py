@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.table_routes import TableRoutes
+from placer.executor.distributed.table_routes import TableRoutes
 from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch

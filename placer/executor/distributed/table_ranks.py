@@ -21,7 +21,7 @@ from torch import Tensor
 
 from placer.errors import BackendError, PlacerError, PlanMismatchError
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.placement.division import servers_of
+from placer.executor.distributed.division import servers_of
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName

@@ -79,7 +79,9 @@ class CapturedBatches:
         if batch.weights is not None or torch.cuda.is_current_stream_capturing():
             return None
         graphs = self._captured.get(shape, [])
-        captured = next((each for each in graphs if not backend.is_open(each.ticket())), None)
+        captured = next(
+            (each for each in graphs if not backend.window.is_open(each.ticket())), None
+        )
         if captured is None:
             self._seen = self._seen + 1 if shape == self._last else 1
             self._last = shape
@@ -96,8 +98,8 @@ class CapturedBatches:
             captured.offsets.copy_(bags.offsets)
             backend.counts.add_captured(sum(step.reads.lookups for step in captured.steps))
         captured.graph.replay()
-        backend.watch(captured.fault, batch, self._features)
-        ticket = backend.open_step()
+        backend.faults.watch(captured.fault, batch, self._features)
+        ticket = backend.window.open()
         captured.ticket = weakref.ref(ticket)
         return tuple(replace(step, ticket=ticket) for step in captured.steps)
 
@@ -112,7 +114,7 @@ class CapturedBatches:
         graph = torch.cuda.CUDAGraph()
         # Relaxed, so that data loading threads may use the device during the capture.
         with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            fault = runtime.backend.new_fault()
+            fault = runtime.backend.faults.new()
             steps = runtime.backend.prepare(
                 runtime.arenas, held, self._features, arena_reads, training=True, fault=fault
             )

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.memory.directory import RowCacheStats
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import RowCache
+from placer.executor.memory.row_cache import RowCache, RowCacheStats
 
 ALL_STEPS, EVERY = 64, 8
 """Count lookups by table in the first `ALL_STEPS` steps, then in one step of `EVERY`."""

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.backends import make_backend
-from placer.executor.embeddings import Embeddings
+from placer.executor.embeddings import Embeddings, uncompiled
+from placer.executor.id_order import LocalIdOrder
 from placer.executor.local.captured_batches import CapturedBatches
-from placer.executor.local.fused_lookup import FusedLookup, Runtime
+from placer.executor.local.fused_lookup import FusedLookup, Runtime, watch_scalers
 from placer.executor.local.hit_rates import HitRates
-from placer.executor.local.local_id_order import LocalIdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import (
     ArenaReads,
@@ -30,14 +30,10 @@ from placer.executor.lookups.batch_reads import (
     tensors_of,
 )
 from placer.executor.lookups.steps import PreparedBatch
-from placer.executor.memory.arena_order import has_records
-from placer.executor.memory.layout import lay_out
+from placer.executor.memory.layout import has_records, lay_out
 from placer.executor.names import Policy
-from placer.executor.optimizers.rounding import Rounding
-from placer.executor.optimizers.rule import check_constants
-from placer.executor.scaled_gradients import watch_scalers
+from placer.executor.optimizers import Rounding, check_constants
 from placer.executor.streams import indexed, recorded
-from placer.executor.uncompiled import uncompiled
 from placer.files import StrPath
 from placer.growing import Growing
 from placer.plan.plan import Plan

@@ -11,7 +11,7 @@ from torch import Tensor
 from placer.errors import DataError, PlanMismatchError
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.memory.layout import ArenaSlice, Layout
-from placer.executor.streams import recorded
+from placer.executor.streams import recorded, start_copy
 from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Pooling, Table
 
@@ -301,22 +301,12 @@ def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
     If lookups tie, the gradient goes to the first, as in `nn.EmbeddingBag`. Rows are
     float32, shape (lookups, width); offsets int64, shape (bags + 1,), from 0 to lookups.
     """
-    lookups, width = rows.shape
-    bags = offsets.numel() - 1
-    if not lookups:
-        return rows.new_zeros((bags, width)) + rows.sum()
-    with torch.no_grad():
-        bag = torch.arange(bags, device=rows.device).repeat_interleave(
-            offsets.diff(), output_size=lookups
-        )
-        bag = bag.unsqueeze(1).expand(-1, width)
-        largest = rows.new_full((bags, width), -torch.inf).scatter_reduce_(0, bag, rows, "amax")
-        position = torch.arange(lookups, device=rows.device).unsqueeze(1).expand(-1, width)
-        tied = torch.where(rows == largest.gather(0, bag), position, lookups)
-        # Empty bags keep the index of the row of zeros after the last lookup.
-        first = torch.full_like(largest, lookups, dtype=torch.int64)
-        first.scatter_reduce_(0, bag, tied, "amin")
-    return torch.nn.functional.pad(rows, (0, 0, 0, 1)).gather(0, first)
+    if not len(rows):  # The sum keeps the graph.
+        return rows.new_zeros((offsets.numel() - 1, rows.shape[1])) + rows.sum()
+    lookups = torch.arange(len(rows), device=rows.device)
+    return torch.nn.functional.embedding_bag(
+        lookups, rows, offsets, mode="max", include_last_offset=True
+    )
 
 
 NO_FAULT = torch.iinfo(torch.int64).max
@@ -335,35 +325,27 @@ class Faults:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._watched: deque[_Watched] = deque()
-        self._spare: list[Tensor] = []  # Allocating pinned memory is slow.
 
     def new(self) -> Tensor:
         """Return an int64 tensor, shape (1,), for kernels to note the first bad id's position."""
         return torch.full((1,), NO_FAULT, device=self._device)
 
     def watch(self, fault: Tensor, batch: BagBatch, features: Sequence[FeatureRead]) -> None:
-        """Check the position that kernels wrote: now on a CPU, or when it arrives from a GPU."""
+        """Check the position that kernels wrote: now on a CPU, or later when it comes from a GPU.
+
+        This also raises for bad ids of earlier batches whose positions have arrived.
+        """
         if self._device.type != "cuda":
             if int(fault) != NO_FAULT:
                 _raise(int(fault), batch, features)
             return
         if torch.cuda.is_current_stream_capturing():
             return  # A captured graph runs no host code, but skips bad lookups.
-        copy = (
-            self._spare.pop() if self._spare else torch.empty(1, dtype=torch.int64, pin_memory=True)
-        )
-        copy.copy_(fault, non_blocking=True)
-        self._watched.append((copy, recorded(), batch, features))
-
-    def poll(self) -> None:
-        """Raise for bad ids of earlier batches, if their positions have arrived; see `watch`."""
-        if self._watched and torch.cuda.is_current_stream_capturing():
-            return  # CUDA forbids event queries during a capture.
         while self._watched and self._watched[0][1].query():  # type: ignore[no-untyped-call]
-            position, _, batch, features = self._watched.popleft()
-            self._spare.append(position)
+            position, _, earlier, read = self._watched.popleft()
             if int(position) != NO_FAULT:
-                _raise(int(position), batch, features)
+                _raise(int(position), earlier, read)
+        self._watched.append((start_copy(fault), recorded(), batch, features))
 
 
 def _raise(position: int, batch: BagBatch, features: Sequence[FeatureRead]) -> None:

@@ -5,8 +5,8 @@ first the *home* rows, which a plan keeps there, then the entries of a row cache
 rows (see `placer.executor.memory.row_cache`). Later places are rows of `dram`, read over the link.
 −1 is no place: kernels skip such a lookup.
 
-Cold rows that are records (`placer.executor.cold`) have places between the two matrices. Such a
-row without a cache entry is read through the store.
+Cold rows that are records (`placer.executor.cold_store`) have places between the two matrices. Such
+a row without a cache entry is read through the store.
 """
 
 import hashlib
@@ -21,16 +21,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from placer.executor.cold.cold_store import (
+from placer.executor.cold_store import (
     ColdStore,
     HostRecords,
+    Records,
     StoredRows,
 )
-from placer.executor.cold.drive import DriveRecords
-from placer.executor.cold.records import Records
-from placer.executor.memory.arena_order import ArenaKey
+from placer.executor.drive import DriveRecords
 from placer.executor.memory.host_memory import host_rows
-from placer.executor.memory.layout import ArenaSpec
+from placer.executor.memory.layout import ArenaKey, ArenaSpec
 from placer.executor.memory.row_cache import RowCache
 from placer.executor.names import Policy
 from placer.tables import OPTIMIZER_STATE, ColdDType, OptimizerName, Table

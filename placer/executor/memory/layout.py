@@ -4,12 +4,17 @@ A table is divided into *column slices* at every column boundary of its shards. 
 dtype, width and optimizer share an *arena*, a ``[rows, width]`` matrix. The rows of each device and
 tier are one contiguous range of it, so one pass over an arena serves all its tables and tiers. A
 row of an arena is a *slot*.
+
+The division of tables over processes and the simulator use the same order of rows. The simulator's
+counts equal the executor's only if both break ties between rows alike.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,15 +22,111 @@ import torch
 from torch import Tensor
 
 from placer.errors import CapacityError, PlanMismatchError
-from placer.executor.memory.arena_order import (
-    ArenaKey,
-    SlicedColumns,
-    slice_columns,
-)
 from placer.plan.fields import Lookup, Memory, Shard
+from placer.plan.memory import home_of
 from placer.plan.plan import Plan, knows_hot_rows, warm_members
 from placer.plan.verify import violations
-from placer.tables import ColdDType, OptimizerName, Table
+from placer.tables import ColdDType, DType, OptimizerName, Table
+
+Part = TypeVar("Part")
+
+LOOKUP_ORDER: dict[Lookup, int] = {"device": 0, "staged": 1, "cached": 2, "uva": 3, "host": 4}
+"""Order of rows in an arena: in HBM, staged, cached, read in place, pooled by the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaKey:
+    """The properties that column slices must share to be in one arena.
+
+    `splits_rows` marks tables with row-wise Adagrad and several column slices, in any process.
+    Their state needs the gradient of the whole row, so they are updated table by table. `stored`
+    marks column slices with records, which no kernel reads (`placer.executor.cold_store`).
+    """
+
+    dtype: DType
+    width: int
+    optimizer: OptimizerName
+    splits_rows: bool
+    stored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaShard:
+    """The part of a shard within a column slice."""
+
+    number: int  # Index of the shard in the plan.
+    shard: Shard
+    home: str  # The device with the shard's memory.
+
+    @property
+    def order(self) -> tuple[int, str, Memory, str]:
+        """Sort key in an arena: rows with equal lookup kind, memory and dtype become neighbours."""
+        shard = self.shard
+        lookup = 0 if shard.memory == "hbm" else LOOKUP_ORDER[shard.lookup]
+        return lookup, self.home, shard.memory, shard.dtype or ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedColumns:
+    """A range of a table's columns that no shard's edge divides, and its shards."""
+
+    table: Table
+    cols: tuple[int, int]
+    key: ArenaKey
+    shards: tuple[ArenaShard, ...]
+
+
+def columns_of(
+    table: Table, parts: Collection[tuple[tuple[int, int], Part]]
+) -> Iterator[tuple[tuple[int, int], tuple[Part, ...]]]:
+    """Divide a table's columns at the edges of all parts; yield each range and its parts.
+
+    `parts` are pairs of a range of columns and any value.
+
+    >>> halves = ((0, 4), "left"), ((4, 8), "right"), ((0, 8), "whole")
+    >>> list(columns_of(Table("words", rows=9, dim=8), halves))
+    [((0, 4), ('left', 'whole')), ((4, 8), ('right', 'whole'))]
+    """
+    edges = sorted({0, table.dim, *(edge for cols, _ in parts for edge in cols)})
+    for first, last in pairwise(edges):
+        yield (
+            (first, last),
+            tuple(part for cols, part in parts if cols[0] <= first and last <= cols[1]),
+        )
+
+
+def slice_columns(
+    plan: Plan, optimizers: Mapping[str, OptimizerName], sliced_elsewhere: Collection[str] = ()
+) -> Iterator[SlicedColumns]:
+    """Yield the column slices of all tables, table by table, from left to right.
+
+    Tables in `sliced_elsewhere` have further columns in other processes.
+    """
+    shards_of: dict[str, list[ArenaShard]] = defaultdict(list)
+    for number, shard in enumerate(plan.shards):
+        home = home_of(plan.topology, shard.devices[0], shard.memory)
+        shards_of[shard.table].append(ArenaShard(number, shard, home))
+    for table in plan.tables:
+        shards = shards_of[table.name]
+        column_slices = list(columns_of(table, [(part.shard.cols, part) for part in shards]))
+        optimizer = optimizers[table.name]
+        sliced = len(column_slices) > 1 or table.name in sliced_elsewhere
+        splits_rows = sliced and optimizer == "rowwise_adagrad"
+        for (first, last), held in column_slices:
+            stored = any(is_stored(part.shard, table) for part in held if part.shard.row_count)
+            key = ArenaKey(table.dtype, last - first, optimizer, splits_rows, stored)
+            yield SlicedColumns(table, (first, last), key, held)
+
+
+def has_records(plan: Plan) -> bool:
+    """Return true if a shard of the plan has narrow rows, or rows on a drive."""
+    tables = plan.tables_by_name
+    return any(is_stored(shard, tables[shard.table]) for shard in plan.shards if shard.row_count)
+
+
+def is_stored(shard: Shard, table: Table) -> bool:
+    """Return true if the shard's rows are narrow or on a drive, and so are kept as records."""
+    return shard.memory == "ssd" or shard.dtype not in (None, table.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,23 +68,10 @@ def read_rows(ordered, starts, first_run, last_run, slots, counts, BLOCK: tl.con
 
 @triton.jit(do_not_specialize=["size", "ticket"])
 def find_rows(
-    first_run,
-    last_run,
-    slots,
-    counts,
-    sorted_slots,
-    sorted_entries,
-    size,
-    last_used,
-    priority,
-    counters,
-    entries,
-    wanted,
-    ticket,
-    COUNTED: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    first_run, last_run, slots, counts, sorted_slots, sorted_entries, size, last_used, priority,
+    counters, entries, wanted, ticket,
+    COUNTED: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Write the entry of each row, note its use, and mark rows without an entry as wanted."""
     number = tl.load(last_run) - tl.load(first_run)
     first = tl.program_id(0) * BLOCK
@@ -121,18 +108,9 @@ def find_rows(
 
 @triton.jit(do_not_specialize=["boundary", "shift"])
 def bar_rows(
-    their_first,
-    their_last,
-    their_places,
-    boundary,
-    shift,
-    first_run,
-    last_run,
-    slots,
-    wanted,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    their_first, their_last, their_places, boundary, shift, first_run, last_run, slots, wanted,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Mark rows that another step reads in place, from `boundary` on, as not wanted."""
     start_run = tl.load(their_first)
     number = tl.load(their_last) - start_run
@@ -224,21 +202,10 @@ def store_sorted(
 
 @triton.jit
 def admit_rows(
-    first_run,
-    last_run,
-    slots,
-    counts,
-    wanted,
-    turns,
-    available,
-    order,
-    by_slot,
-    entries,
-    incoming,
-    lookups,
-    in_place,
+    first_run, last_run, slots, counts, wanted, turns, available, order, by_slot, entries,
+    incoming, lookups, in_place,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Give entry number `turns` − 1 to each wanted row, as far as entries are available.
 
     `turns` is the running count of wanted rows.
@@ -265,15 +232,9 @@ def admit_rows(
 
 @triton.jit(do_not_specialize=["home"])
 def move_to_entries(
-    first_run,
-    last_run,
-    entries,
-    home,
-    run_places,
-    dirty,
-    TRAINED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    first_run, last_run, entries, home, run_places, dirty,
+    TRAINED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Set the places of rows with an entry, and mark their copies as changed if TRAINED."""
     start_run = tl.load(first_run)
     number = tl.load(last_run) - start_run

@@ -55,18 +55,9 @@ def translate(ids, table, slot_map, out, fault, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["bags", "boundary"])
 def pool(
-    hbm,
-    dram,
-    boundary,
-    places,
-    offsets,
-    weights,
-    out,
-    bags,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    BAGS: tl.constexpr,
-):
+    hbm, dram, boundary, places, offsets, weights, out, bags,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, BAGS: tl.constexpr,
+):  # fmt: skip
     """Sum the rows of bags. Program (i, c) has block i of the bags and block c of the columns."""
     bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -95,18 +86,9 @@ def pool(
 
 @triton.jit(do_not_specialize=["lookups", "boundary"])
 def weight_gradients(
-    hbm,
-    dram,
-    boundary,
-    places,
-    bags,
-    gradients,
-    out,
-    lookups,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    LOOKUPS: tl.constexpr,
-):
+    hbm, dram, boundary, places, bags, gradients, out, lookups,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, LOOKUPS: tl.constexpr,
+):  # fmt: skip
     """Write row · gradient of the bag of each lookup. Program i has block i of the lookups."""
     lookup = tl.program_id(0).to(tl.int64) * LOOKUPS + tl.arange(0, LOOKUPS)
     here = lookup < lookups
@@ -182,22 +164,10 @@ def bags_of_lookups(offsets, out, bags, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["home"])
 def exchange(
-    hbm,
-    dram,
-    state_hbm,
-    state_dram,
-    home,
-    entries,
-    incoming,
-    outgoing,
-    count,
-    WORDS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STATE_WORDS: tl.constexpr,
-    STATE_BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    hbm, dram, state_hbm, state_dram, home, entries, incoming, outgoing, count,
+    WORDS: tl.constexpr, BLOCK: tl.constexpr, STATE_WORDS: tl.constexpr,
+    STATE_BLOCK: tl.constexpr, BLOCKS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Copy rows of WORDS words, and their state of STATE_WORDS words, in up to BLOCKS blocks.
 
     A program reads rows of both directions at once, then writes them, so that the link is busy in

@@ -1,20 +1,36 @@
-"""Find a step's staged and cached rows, and give them row cache entries, by Triton kernels."""
+# mypy: disable-error-code="no-untyped-call, type-arg"
+"""Launch Triton kernels, compiled or interpreted, and manage row caches with them.
 
+No call waits for the device. If only the device knows the amount of work, a fixed number of
+programs share it. So the host knows the size of every launch, and CUDA graphs can capture a step.
+"""
+
+import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
+from placer.errors import BackendError
+from placer.executor.backends.backend import Backend
 from placer.executor.backends.host_pooling import note_in_place
 from placer.executor.backends.triton import cache_kernels, lookup_kernels
-from placer.executor.backends.triton.launcher import TritonLauncher
 from placer.executor.lookups.steps import CHUNK, Moved, Runs, Ticket
 from placer.executor.memory.arena import Arena
-from placer.executor.memory.directory import Moves, Resolution
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, RowCache
-from placer.executor.phases import phase
+from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, Moves, Resolution, RowCache
+from placer.executor.names import Policy
+from placer.executor.streams import phase
+
+RESIDENT_WARPS = 32
+"""Warps per multiprocessor, if a fixed number of programs shares the work."""
+
+BLOCK, BLOCK_WARPS = 1024, 4
+"""Elements of a program, such as ids to translate, and its number of warps."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,22 +44,62 @@ class Resolved:
     most: int  # Largest possible number of these runs.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SortedSlots:
-    """The sorted slots of a step, needed only until its rows are located."""
+class TritonStaging(Backend):
+    """The part of the Triton backend that launches kernels and manages row caches."""
 
-    slots: Tensor  # Shape (lookups,): slots in ascending order; −1, for bad ids, comes first.
-    run: Tensor  # Int32, shape (lookups,): the run of each sorted position.
+    def __init__(
+        self, device: torch.device, policy: Policy = "lfu", host: Backend | None = None
+    ) -> None:
+        super().__init__(device, policy, host)
+        self.name = "triton"
+        compiled = isinstance(lookup_kernels.pool, triton.JITFunction)
+        if device.type == "cpu" and compiled:
+            raise BackendError(
+                "backend 'triton' on device 'cpu' needs Triton's interpreter: "
+                "set TRITON_INTERPRET=1 before Python starts"
+            )
+        self._multiprocessors = 0
+        self.can_be_captured = device.type == "cuda"
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            self._multiprocessors = properties.multi_processor_count
 
+    def each(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
+        """Launch one program for each block of `size` elements, a number that the host knows."""
+        grid = (-(-size // BLOCK),)
+        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
 
-class TritonStaging(TritonLauncher):
-    """The part of the Triton backend that manages row caches."""
+    def walk(self, kernel: object, size: int, *arguments: object, **options: object) -> None:
+        """Launch a fixed number of programs that share at most `size` elements."""
+        grid = self.shared(-(-size // BLOCK), BLOCK_WARPS)
+        self.run(kernel, grid, *arguments, **options, BLOCK=BLOCK, num_warps=BLOCK_WARPS)
+
+    def shared(self, tiles: int, warps: int) -> tuple[int]:
+        """Return the number of programs that share tiles: the resident ones, or one for each tile.
+
+        The interpreter uses two programs, which is enough to test sharing.
+        """
+        most = self._multiprocessors * max(1, RESIDENT_WARPS // warps)
+        return (min(tiles, most or 2),)
+
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Launch a kernel, unless its grid is empty."""
+        if math.prod(grid):
+            with self._current_device():
+                # Without fused multiply-add, all kernels round alike, however they are compiled.
+                kernel[grid](*arguments, enable_fp_fusion=False, **options)
+
+    def _current_device(self) -> AbstractContextManager[Any]:
+        """Make the tensors' device current, as Triton launches on torch's current device."""
+        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
+            return torch.cuda.device(self._device)
+        return nullcontext()
 
     def find_runs(self, slots: Tensor) -> Runs:
         return self._sorted(slots)[0]
 
     def runs_and_places(self, spec: ArenaSpec, slots: Tensor) -> tuple[Runs, Tensor]:
-        runs, ordered = self._sorted(slots)
+        runs, ordered, _ = self._sorted(slots)
         return runs, self._places_of_runs(spec, 0, runs, ordered)
 
     def stage(
@@ -56,42 +112,53 @@ class TritonStaging(TritonLauncher):
         training: bool,
     ) -> tuple[Tensor, Runs, Tensor, Moved]:
         spec, home = arena.spec, arena.spec.home
-        runs, ordered = self._sorted(all_slots[index])
+        runs, ordered, run_of = self._sorted(all_slots[index])
         all_slots[index] = all_slots[index].new_empty(0)
         with phase("stage"):
-            resolved = self._cold_runs(spec, row_cache.entries, runs, ordered)
-            slots = ordered.slots.new_empty(resolved.most)
+            # Find the runs of staged and cached rows, and count the lookups of rows in HBM.
+            first, last = runs.count.new_empty(2).unbind()
+            stop = spec.cache_ranges[-1].stop
+            self.run(
+                cache_kernels.find_edges, (1,),
+                ordered, run_of, runs.count, runs.lookups, home, stop, first, last,
+                self.counts.home, BITS=runs.lookups.bit_length(), num_warps=1,
+            )  # fmt: skip
+            run_places = self._places_of_runs(spec, row_cache.entries, runs, ordered)
+            resolved = Resolved(run_places, first, last, min(runs.lookups, stop - home))
+            slots = ordered.new_empty(resolved.most)
             counts = torch.empty_like(slots, dtype=torch.int32)
             self.walk(
                 cache_kernels.read_rows, resolved.most,
-                ordered.slots, runs.starts, resolved.first, resolved.last, slots, counts,
+                ordered, runs.starts, first, last, slots, counts,
             )  # fmt: skip
-            run_of = ordered.run
             del ordered
-            others = self._window.others(spec, ticket)
+            others = self.window.others(spec, ticket)
             found = self._resolve(row_cache, home, resolved, slots, counts, others, ticket.number)
             del slots, counts
             moved, entries = self._move(arena, found.moves), found.entries
             del found
             if arena.store is not None:
-                known = entries[: int(resolved.last - resolved.first)]
-                note_in_place(arena, arena.store, known, ticket, self._window)
+                known = entries[: int(last - first)]
+                note_in_place(arena, arena.store, known, ticket, self.window)
             ticket.resolved[spec] = resolved
             self._move_to_entries(resolved, entries, row_cache, home, training)
             del entries
-            places = torch.empty_like(resolved.run_places)
+            places = torch.empty_like(run_places)
             self.each(
                 cache_kernels.place_lookups, runs.lookups,
-                runs.order, run_of, resolved.run_places, places, runs.lookups,
+                runs.order, run_of, run_places, places, runs.lookups,
             )  # fmt: skip
-        return places, runs, resolved.run_places, moved
+        return places, runs, run_places, moved
 
-    def _sorted(self, slots: Tensor) -> tuple[Runs, SortedSlots]:
-        """Sort the slots of a step's lookups and find the runs."""
+    def _sorted(self, slots: Tensor) -> tuple[Runs, Tensor, Tensor]:
+        """Return the runs of a step's lookups, the sorted slots, and the run of each of these.
+
+        Slots of −1, for bad ids, come first. Numbers of runs are int32.
+        """
         lookups = slots.numel()
         if not lookups:
             order, none = slots.int(), torch.zeros(1, dtype=torch.int32, device=slots.device)
-            return Runs(order, none, none, order, order), SortedSlots(slots, order)
+            return Runs(order, none, none, order, order), slots, order
         with phase("sort"):
             ordered, positions = torch.sort(slots, stable=True)
             order, run = (torch.empty_like(slots, dtype=torch.int32) for _ in range(2))
@@ -101,55 +168,20 @@ class TritonStaging(TritonLauncher):
             starts, count = run.new_empty(lookups + 1), run.new_empty(1)
             covering = run.new_empty(-(-lookups // CHUNK))
             long_runs, blocks = torch.empty_like(covering), covering.numel()
-            self.each(
-                lookup_kernels.start_runs,
-                lookups,
-                run,
-                starts,
-                count,
-                covering,
-                lookups,
-                CHUNK=CHUNK,
-            )
-            self.each(
-                lookup_kernels.find_long_runs,
-                blocks,
-                starts,
-                covering,
-                long_runs,
-                blocks,
-                CHUNK=CHUNK,
-            )
-        return Runs(order, starts, count, covering, long_runs), SortedSlots(ordered, run)
+            of_runs = run, starts, count, covering
+            self.each(lookup_kernels.start_runs, lookups, *of_runs, lookups, CHUNK=CHUNK)
+            of_blocks = starts, covering, long_runs
+            self.each(lookup_kernels.find_long_runs, blocks, *of_blocks, blocks, CHUNK=CHUNK)
+        return Runs(order, starts, count, covering, long_runs), ordered, run
 
-    def _places_of_runs(
-        self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
-    ) -> Tensor:
+    def _places_of_runs(self, spec: ArenaSpec, entries: int, runs: Runs, ordered: Tensor) -> Tensor:
         """Return the place of each run outside of the row cache."""
-        places = torch.empty_like(ordered.slots)
+        places = torch.empty_like(ordered)
         self.walk(
             cache_kernels.place_runs, runs.lookups,
-            ordered.slots, runs.starts, runs.count, spec.home, spec.host_start, entries, places,
+            ordered, runs.starts, runs.count, spec.home, spec.host_start, entries, places,
         )  # fmt: skip
         return places
-
-    def _cold_runs(
-        self, spec: ArenaSpec, entries: int, runs: Runs, ordered: SortedSlots
-    ) -> Resolved:
-        """Find the runs of staged and cached rows, and all runs' places outside the row cache.
-
-        It also counts the lookups of the arena's rows in HBM.
-        """
-        first, last = runs.count.new_empty(2).unbind()
-        stop = spec.cache_ranges[-1].stop
-        self.run(
-            cache_kernels.find_edges, (1,),
-            ordered.slots, ordered.run, runs.count, runs.lookups,
-            spec.home, stop, first, last, self.counts.home,
-            BITS=runs.lookups.bit_length(), num_warps=1,
-        )  # fmt: skip
-        run_places = self._places_of_runs(spec, entries, runs, ordered)
-        return Resolved(run_places, first, last, min(runs.lookups, stop - spec.home))
 
     def _resolve(
         self,
@@ -185,7 +217,7 @@ class TritonStaging(TritonLauncher):
         self.each(
             cache_kernels.order_entries, size,
             held.slots, held.last_used, held.priority, keys, available,
-            row_cache.entries, row_cache.cached_start, vacant, ticket, self._window.oldest,
+            row_cache.entries, row_cache.cached_start, vacant, ticket, self.window.oldest,
         )  # fmt: skip
         order = torch.sort(keys, stable=True).indices
         leaving = torch.empty_like(held.slots)

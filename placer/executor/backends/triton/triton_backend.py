@@ -12,14 +12,13 @@ from placer.executor.backends.triton import (
     lookup_kernels,
     update_kernels,
 )
-from placer.executor.backends.triton.launcher import BLOCK, BLOCK_WARPS
-from placer.executor.backends.triton.staging import TritonStaging
+from placer.executor.backends.triton.staging import BLOCK, BLOCK_WARPS, TritonStaging
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import TieredRows
-from placer.executor.memory.directory import Moves
-from placer.executor.optimizers.rule import Rule
+from placer.executor.memory.row_cache import Moves
+from placer.executor.optimizers import Rule
 from placer.growing import Growing
 from placer.tables import Table
 

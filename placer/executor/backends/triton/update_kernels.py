@@ -19,16 +19,9 @@ _NO_RUN = tl.constexpr(2147483647)
 
 @triton.jit
 def _sum_lookups(
-    gradients,
-    sources,
-    scales,
-    start,
-    length,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+    gradients, sources, scales, start, length,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
     """Sum the gradients of `length` lookups from `start` on, for ROWS runs side by side."""
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -51,7 +44,7 @@ def _sum_lookups(
 
 @triton.jit
 def _mix(x):
-    """Mix bits as `placer.executor.optimizers.rounding` does."""
+    """Mix bits as `placer.executor.optimizers` does."""
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -59,7 +52,7 @@ def _mix(x):
 
 @triton.jit
 def _round_stochastically(value, updates, TYPE: tl.constexpr):
-    """Return the same bits as `placer.executor.optimizers.rounding.stochastic_round`."""
+    """Return the same bits as `placer.executor.optimizers.stochastic_round`."""
     LOST: tl.constexpr = 16 if TYPE == tl.bfloat16 else 13  # noqa: SIM300
     below: tl.constexpr = (1 << LOST) - 1
     key = _mix((updates + 1).to(tl.uint32))
@@ -90,16 +83,10 @@ def _round_to_nearest(value, TYPE: tl.constexpr):
 
 @triton.jit
 def _read(
-    hbm,
-    dram,
-    state_hbm,
-    state_dram,
-    boundary,
+    hbm, dram, state_hbm, state_dram, boundary,
     place,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OPTIMIZER: tl.constexpr,
-):
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, OPTIMIZER: tl.constexpr,
+):  # fmt: skip
     """Return the weights of the rows at `place`, shape (rows,), and their optimizer state."""
     column = tl.arange(0, BLOCK)
     mask = (place >= 0)[:, None] & (column < WIDTH)[None, :]
@@ -129,28 +116,12 @@ def _element_address(hbm, dram, boundary, places):
 
 @triton.jit
 def _apply(
-    weights,
-    first,
-    second,
-    gradient,
-    run,
-    hbm,
-    dram,
-    state_hbm,
-    state_dram,
-    boundary,
+    weights, first, second, gradient, run,
+    hbm, dram, state_hbm, state_dram, boundary,
     place,
-    mean_squares,
-    rate,
-    updates,
-    eps,
-    gain1,
-    gain2,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OPTIMIZER: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-):
+    mean_squares, rate, updates, eps, gain1, gain2,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, OPTIMIZER: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
     """Apply the rule to the results of `_read`, and write rows and state back."""
     column = tl.arange(0, BLOCK)
     active = place >= 0
@@ -189,32 +160,12 @@ def _apply(
 # registers, and the compiler would inline its parts again.
 @triton.jit(do_not_specialize=["boundary"])
 def update_runs(
-    hbm,
-    dram,
-    state_hbm,
-    state_dram,
-    boundary,
-    starts,
-    count,
-    places,
-    sources,
-    scales,
-    gradients,
-    mean_squares,
-    squares,
-    rate,
-    updates,
-    eps,
-    gain1,
-    gain2,
-    CHUNK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    UNROLL: tl.constexpr,
-    OPTIMIZER: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-):
+    hbm, dram, state_hbm, state_dram, boundary,
+    starts, count, places, sources, scales, gradients,
+    mean_squares, squares, rate, updates, eps, gain1, gain2,
+    CHUNK: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    UNROLL: tl.constexpr, OPTIMIZER: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
     """Sum and update runs of at most CHUNK lookups, ROWS at a time.
 
     Only the device knows the number of runs, so a fixed number of programs share them.
@@ -255,20 +206,10 @@ def update_runs(
 @triton.jit(do_not_specialize=["blocks"])
 def sum_chunks(
     partials,
-    starts,
-    covering,
-    long_runs,
-    blocks,
-    places,
-    sources,
-    scales,
-    gradients,
-    CHUNK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
+    starts, covering, long_runs, blocks, places, sources, scales, gradients,
+    CHUNK: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
     UNROLL: tl.constexpr,
-):
+):  # fmt: skip
     """Sum each chunk of the long runs into `partials`, shape (2 · blocks, WIDTH).
 
     Chunks have CHUNK lookups, counted from the run's start. So at most two start in block b of
@@ -303,31 +244,12 @@ def sum_chunks(
 
 @triton.jit(do_not_specialize=["boundary", "blocks"])
 def update_long_runs(
-    hbm,
-    dram,
-    state_hbm,
-    state_dram,
-    boundary,
-    starts,
-    long_runs,
-    blocks,
-    places,
-    partials,
-    mean_squares,
-    squares,
-    rate,
-    updates,
-    eps,
-    gain1,
-    gain2,
-    CHUNK: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    SCAN: tl.constexpr,
-    OPTIMIZER: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-):
+    hbm, dram, state_hbm, state_dram, boundary,
+    starts, long_runs, blocks, places, partials,
+    mean_squares, squares, rate, updates, eps, gain1, gain2,
+    CHUNK: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, CHUNKS: tl.constexpr,
+    SCAN: tl.constexpr, OPTIMIZER: tl.constexpr, STOCHASTIC: tl.constexpr,
+):  # fmt: skip
     """Add up the chunks of each long run, CHUNKS at a time, and update its row.
 
     Long runs are often neighbours. Program p looks at blocks p, p + programs, .., SCAN at a time,

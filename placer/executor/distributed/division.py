@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from placer.errors import PlanMismatchError
-from placer.executor.memory.arena_order import LOOKUP_ORDER, columns_of
+from placer.executor.memory.layout import LOOKUP_ORDER, columns_of
 from placer.plan.fields import Shard
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName, Table
@@ -96,7 +96,7 @@ def refined(partitions: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
 
 
 if TYPE_CHECKING:
-    from placer.executor.distributed.placement.table_routes import Router
+    from placer.executor.distributed.table_routes import Router
 
 _MOST_PARTS = 1 << 16
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from placer.executor.distributed.placement.division import (
+from placer.executor.distributed.division import (
     RowSlice,
     Target,
     divide,
@@ -16,7 +16,7 @@ from placer.executor.distributed.placement.division import (
     ranks_of_devices,
     servers_of,
 )
-from placer.executor.distributed.placement.table_routes import TableRoutes, table_routes
+from placer.executor.distributed.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import FeatureRead
 from placer.plan.fields import RowOrder, Shard
 from placer.plan.plan import Plan

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.placement.division import ColumnSlice, RowSlice
+from placer.executor.distributed.division import ColumnSlice, RowSlice
 from placer.executor.lookups.batch_reads import tensors_of
 from placer.plan.plan import Plan
 from placer.tables import Table

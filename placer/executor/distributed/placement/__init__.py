@@ -1,1 +1,0 @@
-"""Divide a plan over processes: which process holds which rows and columns."""
