@@ -92,6 +92,8 @@ def usage_errors(option: str = "") -> Iterator[None]:
     try:
         yield
     except PlacerError as error:
+        if not option:
+            raise click.UsageError(str(error)) from None
         raise click.BadParameter(str(error), param_hint=option) from None
 
 
@@ -110,7 +112,7 @@ def prices_of(text: str | None, machines: Sequence[str]) -> dict[str, float]:
             raise click.UsageError(f"--price {part!r} is not MACHINE=PRICE, as 8xh100=98") from None
         if name not in machines:
             known = ", ".join(machines)
-            raise click.UsageError(f"--price names {name!r}, which --topology does not: {known}")
+            raise click.UsageError(f"--price names {name!r}, which is none of {known}")
         if not 0 <= prices[name] < math.inf:
             raise click.UsageError(f"--price of {name} must be at least 0, not {value}")
     return prices

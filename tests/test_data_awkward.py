@@ -238,6 +238,34 @@ def test_a_quote_that_nothing_closes_is_no_empty_log(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("quotes", [None, True])
+@pytest.mark.parametrize("header", [False, True])
+def test_quotes_hold_newlines_beside_any_separator(
+    tmp_path: Path, header: bool, quotes: bool | None
+) -> None:
+    lines = ["user~text~n"] * header + ['1~"new\nline"~2', "3~plain~4"]
+    layout = Layout(separator="~", header=header, quotes=quotes)
+    log = open_log(written(tmp_path, lines), layout=layout, id_mapping="vocabulary")
+    assert [chunk.samples for chunk in log.chunks(7)] == [2]
+    assert len(log.tables) == 3
+
+
+@pytest.mark.parametrize("separator", [", ", " | "])
+def test_blanks_beside_separators_are_no_part_of_ids(tmp_path: Path, separator: str) -> None:
+    """A missing value that a blank precedes is missing; ids are those of other files."""
+    rows = [["work", "state", "class"], ["Private", "?", "a"], ["", "12ab34ef", "NA"]]
+    spaced = [separator.join(row) for row in rows]
+    plain = [",".join(row) for row in rows]
+    mapped: dict[str, Any] = {"id_mapping": "hash", "rows": 1009, "null": ["?", "NA"]}
+    logs = (open_log(written(tmp_path, spaced, "spaced.csv"), **mapped),
+            open_log(written(tmp_path, plain, "plain.csv"), **mapped))  # fmt: skip
+    one, other = (next(iter(log.chunks(7))) for log in logs)
+    assert list(one.features) == list(other.features) == rows[0]
+    for name, bags in one.features.items():
+        assert bags.ids.tolist() == other.features[name].ids.tolist()
+    assert one.features["state"].ids.tolist() == [0, 0x12AB34EF % 1009]
+
+
 @pytest.mark.parametrize("separator", [",", "\t"])
 @pytest.mark.parametrize("every", [1, 3])
 def test_quotes_that_nothing_closes_join_no_lines(

@@ -174,6 +174,14 @@ def test_bytes_of_one_length_are_ids(tmp_path: Path) -> None:
     assert bags_of(pa.table({"id": coded}), "id") == [[row + 1] for row in range(300)]
 
 
+def test_bytes_of_few_samples_are_ids(tmp_path: Path) -> None:
+    """Without a zero among them, only that they are no text shows that they are no lists."""
+    values = [bytes([200 + row, *b"| ,"]) for row in range(9)]
+    for log in (files(tmp_path, pa.array(values)), pa.table({"id": pa.array(values)})):
+        bags = bags_of(log, "id", sparse=["id"], id_mapping="vocabulary")
+        assert bags == [[row + 1] for row in range(9)]
+
+
 def test_why_no_column_is_categorical() -> None:
     refused(r"there are at \(it holds times\), label \(it is called label\)",
             pa.table({"at": pa.array([1, 2], pa.timestamp("s")), "label": [0, 1]}))  # fmt: skip

@@ -211,7 +211,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "no machine with a price trains a billion samples in 1 ms" in " ".join(shown.split())
     refused = invoke(*asked, "--price", "h900=1")
     assert refused.exit_code == 2
-    assert "names 'h900'" in refused.stderr
+    assert "names 'h900', which is none of 2xh100, 1xl4, 1xgaudi3, " in refused.stderr
 
 
 @pytest.mark.slow

@@ -515,6 +515,7 @@ def test_bad_sweeps_are_refused() -> None:
             platform(name)
     with pytest.raises(TopologyError, match="there can be 1 to 1024"):
         platform("5000xcpu")
+    assert misuse("sweep", "--vary", "pooling=0") == "pooling must be at least 1, not 0"
 
 
 COMMAND = ("sweep", "--vary", "sparse=4,8", "--set", "rows=1000", "--set", "batch=64")

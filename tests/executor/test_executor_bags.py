@@ -98,7 +98,7 @@ def test_features_of_different_lengths_are_refused() -> None:
         (ints(1), ints(0, 1), 0, "2 offsets are not features × 0"),
         (ints(1), ints(), 1, "0 offsets"),
         (ints(1, 2), ints(0, 1), 1, "from 0 to the number of lookups, 2"),
-        (ints(1, 2), ints(0, 2, 1, 2), 3, "offsets must rise"),
+        (ints(1, 2), ints(0, 2, 1, 2), 3, "number of lookups, 2; after 2 comes 1"),
     ],
 )
 def test_malformed_batches_are_refused(

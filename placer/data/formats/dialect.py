@@ -74,7 +74,7 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
     """
     if format == "criteo":
         return _criteo(file, start, layout)
-    lines = _records(start, layout.quotes is not False)
+    lines = _records(start, layout)
     separator = layout.separator or ("\t" if format == "tsv" else _separator(file, lines))
     quotes = layout.quotes
     if quotes is None:
@@ -98,12 +98,14 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
     )
 
 
-def _records(start: bytes, quotes: bool) -> list[str]:
+def _records(start: bytes, layout: Layout) -> list[str]:
     """Return the first records of a file, as text."""
     plain = record_ends(start, quotes=False)[0]
-    ends = record_ends(start, quotes)[0]
+    ends = record_ends(start, layout.quotes is not False)[0]
     texts = _texts(start, ends)
-    if ends.size < plain.size and not any(_quotes(texts, one) for one in "\t,;|"):
+    known = layout.separator or ""
+    separators = known if len(known.encode()) == 1 else "\t,;|"
+    if ends.size < plain.size and not any(_quotes(texts, one) for one in separators):
         texts = _texts(start, plain)  # Quotes that enclose no fields join lines.
     return texts
 
@@ -172,6 +174,10 @@ def _separator(file: str, lines: list[str]) -> str:
         # All samples may have a comma in a price, but then the header has none.
         if count > most and counts[0] == count and often > 0.9 * len(lines):
             best, most = separator, count
+            # Blanks beside all separators are no part of fields: ` ?` would not be missing.
+            for spaced in (f" {best} ", f"{best} ") if best != " " else ():
+                if all('"' not in one and one.count(spaced) == one.count(best) for one in lines):
+                    return spaced
             if separator in ("\t", ",", "::"):
                 break
     if not best or (best == " " and all("  " in line for line in lines)):

@@ -99,8 +99,9 @@ def find_lists(texts: Sequence[str], nulls: Sequence[str]) -> tuple[str, IdType 
     together = "".join(texts[:_MOST_SAMPLES])
     if not texts or not any(one in together for one in (*_SEPARATORS, "[", "(", "{")):
         return None
-    if "\0" in together:
-        return None  # Bytes, such as those of UUIDs.
+    undecoded = sum("\ufffd" in text for text in texts)
+    if "\0" in together or 2 * undecoded > len(texts):
+        return None  # Bytes, such as those of UUIDs, and no texts.
     whole = pa.array(texts[:_MOST_SAMPLES], pa.large_string())
     bare = _bare(whole)
     closed = _share(whole, r"^[\w.]*\(*[\[({]")

@@ -65,10 +65,14 @@ class BagBatch:
             self._check_bounds(bags // self.batch_size if self.batch_size else 0)
             return
         ends = int(self.offsets[0]), int(self.offsets[-1])
-        if ends != (0, lookups) or bool((self.offsets[1:] < self.offsets[:-1]).any()):
+        falls = self.offsets[1:] < self.offsets[:-1]
+        if ends != (0, lookups) or bool(falls.any()):
+            wrong = f"these go from {ends[0]} to {ends[1]}"
+            if ends == (0, lookups):
+                place = int(falls.int().argmax())
+                wrong = "after {} comes {}".format(*self.offsets[place : place + 2].tolist())
             raise DataError(
-                f"offsets must rise from 0 to the number of lookups, {lookups}; "
-                f"these go from {ends[0]} to {ends[1]}"
+                f"offsets must rise from 0 to the number of lookups, {lookups}; {wrong}"
             )
         if self.batch_size:
             bounds = tuple(self.offsets[:: self.batch_size].tolist())
