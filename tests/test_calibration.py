@@ -322,7 +322,9 @@ def test_an_unsteady_machine_is_told() -> None:
         replace(m, measured=Measured(tuple(2 * t for t in m.measured.wall_s), m.measured.cpu_s))
         for m in data.measurements
     )
-    assert noise_of(replace(data, measurements=waited)).wait == pytest.approx(1)
+    data = replace(data, measurements=waited)
+    assert noise_of(data).wait == pytest.approx(1)
+    assert noise_of(replace(data, setting=replace(data.setting, ranks=2))).wait == 0
 
 
 def test_too_few_cases_are_refused() -> None:
