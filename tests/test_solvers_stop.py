@@ -66,6 +66,7 @@ def test_each_faster_plan_is_reported() -> None:
     times = [state.step_time_s for state in found]
     assert times[0] is None, "nothing is found when the search begins"
     assert times[-1] == pytest.approx(result.step_time_s)
+    assert (result.stats["proposals"], result.termination.limit) == (3, "steps")
     assert all(one is None or other < one for one, other in pairwise(times))
 
 
