@@ -121,14 +121,16 @@ def test_assignments_take_what_their_plans_do(gpus: int) -> None:
 @pytest.mark.parametrize("cold", ["staged", "host", "cached"])
 def test_an_arena_takes_what_its_plan_does_with_one_row_in_hbm_or_all_but_one(cold: Cold) -> None:
     rows = 300
-    asked = problem_of(zipf_table("t", rows, 16, lookups=5.0), topology=machine(1))
+    tables = [zipf_table(name, rows, 16, lookups=5.0) for name in ("t", "in hbm")]
+    asked = problem_of(*tables, topology=machine(1))
     instance = Instance(asked, MODEL)
-    (shard,) = instance.shards(0, ShardingOption(cold=cold))
+    (shard,), (other,) = (instance.shards(n, ShardingOption(cold=cold)) for n in range(2))
     launch_s = MODEL.launches(asked, 0)
     for hot_rows in (0, 1, rows - 1, rows):
-        loads = arena_loads(asked, build_plan(instance, [Placement(shard, 0, hot_rows)]))
+        placements = [Placement(shard, 0, hot_rows), Placement(other, 0, rows)]
+        loads = arena_loads(asked, build_plan(instance, placements))
         expected_s = added_up(times_by_arena(MODEL, asked, loads), launch_s.size)[:, 0]
-        found_s = instance.arena_times.seconds(0, [(shard, hot_rows)])
+        found_s = instance.arena_times.seconds(0, [(shard, hot_rows), (other, rows)])
         np.testing.assert_allclose(found_s, expected_s - instance.launches_s[0], atol=1e-12)
 
 
