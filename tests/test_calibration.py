@@ -264,6 +264,16 @@ def test_the_model_says_what_was_fitted() -> None:
             assert gpus > 1 or report.step_time_s == pytest.approx(expected[0] + SECONDS["step"])
 
 
+def test_rows_on_the_host_take_time_of_the_link() -> None:
+    case = next(random_cases(4, 1))
+    costs = Calibrated(calibration()).unit_costs(case.problem(), 0, 0)
+    assert costs.uva.hbm == costs.staged.hbm == costs.device.hbm
+    assert costs.uva.link.lookup_s == SECONDS["uva.lookup"]
+    assert costs.uva.link.row_byte_s == SECONDS["uva.row_byte"]
+    assert costs.staged.link.row_s == SECONDS["staged.row"]
+    assert costs.miss.link.row_s == SECONDS["miss.row"]
+
+
 def test_without_exchanges_in_the_measurements_the_links_of_the_topology_count() -> None:
     known = calibration()
     without = replace(known, constants={t: c for t, c in known.constants.items()
@@ -322,7 +332,9 @@ def test_an_unsteady_machine_is_told() -> None:
         replace(m, measured=Measured(tuple(2 * t for t in m.measured.wall_s), m.measured.cpu_s))
         for m in data.measurements
     )
-    assert noise_of(replace(data, measurements=waited)).wait == pytest.approx(1)
+    data = replace(data, measurements=waited)
+    assert noise_of(data).wait == pytest.approx(1)
+    assert noise_of(replace(data, setting=replace(data.setting, ranks=2))).wait == 0
 
 
 def test_too_few_cases_are_refused() -> None:

@@ -388,6 +388,7 @@ class TestWhatTorchRecKnows:
             (0, 2),
             (2, 0),
         ]
+        assert {(option.replicated_rows, option.cold) for option in by_host} == {(0, "cached")}
         homes = [shard.home_gpu for shard in shards_of(0, by_host[1], 1000)]
         assert homes == [0, 1, 2, 3]
         assert [shard.home_gpu for shard in shards_of(0, by_host[2], 1000)] == [2, 3]

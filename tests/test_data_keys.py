@@ -157,6 +157,11 @@ def test_a_vocabulary_numbers_its_keys_and_sends_others_to_row_0(
     assert hash(vocabulary) == hash(Vocabulary(as_keys(listed)))
 
 
+@pytest.mark.parametrize("other", [[3, 7], [7], [7, 4]])
+def test_vocabularies_of_other_keys_or_of_another_order_differ(other: list[int]) -> None:
+    assert Vocabulary(as_keys([7, 3])) != Vocabulary(as_keys(other))
+
+
 def test_a_vocabulary_lists_a_key_once() -> None:
     with pytest.raises(DataError, match="lists an id twice"):
         Vocabulary(as_keys([5, 5]))

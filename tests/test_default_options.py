@@ -39,7 +39,7 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
     ("text", "named"),
     [
         ("hbbm = 1", "no command has an option --hbbm"),
-        ("[plann]", "[plann] is no command"),
+        ("[plann]", "[plann] is no command; did you mean plan?"),
         ("[plan]\nprofil = 1", "placer plan has no option --profil"),
         ("[plan]\ntime-limit = {a = 1}", "must be one value"),
         ("hbm = ", "is not a defaults file"),

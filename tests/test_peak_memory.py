@@ -144,6 +144,9 @@ def test_report_says_whether_it_fits() -> None:
     assert report.headline[0].startswith("fits, with ")
     assert report.facts["fits"]
     assert report.facts["largest_batch_size"] >= BATCH
+    *purposes, total = report.to_json()["phases"]
+    assert total.pop("purpose") == "total"
+    assert total == {phase: sum(row[phase] for row in purposes) for phase in total}
     tight = plan("gpu:0")
     gpus = tuple(replace(gpu, memory_bytes=1 << 20) for gpu in tight.topology.gpus)
     tight = replace(tight, topology=replace(tight.topology, gpus=gpus))

@@ -157,6 +157,7 @@ def test_counts_widen_before_they_overflow(monkeypatch: pytest.MonkeyPatch) -> N
     assert counts.values.dtype == np.uint64
     counts.add(np.array([1, 2]))
     assert counts.values.tolist() == [2, limit + 1, 1]
+    assert counts._headroom == np.iinfo(np.int64).max - limit - 4
     assert RowCounts.from_dense(counts.values).total == limit + 4
 
 

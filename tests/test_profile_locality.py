@@ -79,6 +79,14 @@ def test_all_that_counts_distinct_rows_counts_these() -> None:
         assert steps.max() <= 1
 
 
+def test_windows_of_short_logs_by_hand() -> None:
+    one_row, all_rows = np.zeros(256, np.int64), np.arange(256)
+    assert measured(all_rows[:255], chunk=100).locality == ()
+    assert measured(all_rows, chunk=100).locality == (WindowCounts(256, 1, 256, 256),)
+    both = measured(np.concatenate([one_row, all_rows]), chunk=100)
+    assert both.locality == (WindowCounts(256, 2, 512, 1 + 256),)
+
+
 def test_a_window_that_is_much_of_a_log() -> None:
     """What is read once does not come again: a log of different ids reads no id twice."""
     table = measured(np.arange(20_000), rows=20_000)

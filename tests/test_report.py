@@ -30,8 +30,8 @@ from placer.report import (
 )
 from placer.report import section as form
 from placer.workloads import named_workload, workload_names
-from solvers import Termination, solve
-from solvers.analysis.compare import CompareRow, compare_row
+from solvers import Limits, Termination, solve
+from solvers.analysis.compare import CompareRow, compare, compare_row
 from solvers.report import compare_report, plan_report, plot_compare
 from solvers.report.plan import placement_kind, short_names
 from solvers.result import Limit
@@ -249,6 +249,15 @@ def test_compare_rows_are_the_results(comparison: list[CompareRow]) -> None:
     assert roomy.gap == pytest.approx(max(0, roomy.step_time_s / roomy.bound_s - 1))
     assert 0 < roomy.hbm_used_bytes <= 2 * 2**32
     assert 0 <= roomy.hbm_left_bytes < 2**32 - roomy.hbm_used_bytes / 2  # Of the fullest GPU.
+
+
+def test_every_row_has_the_best_bound_of_all_solvers() -> None:
+    machine = Topology.parse("2xa100-40", hbm="1GiB")
+    problem = Problem(named_workload("random-10@1"), machine, 256)
+    limits = Limits(time_limit_s=3600, max_steps=1)
+    rows = compare(problem, ["greedy-size", "ilp"], limits=limits)
+    weak = solve(problem, "greedy-size", time_limit_s=3600, max_steps=1)
+    assert rows[0].bound_s == rows[1].bound_s > weak.bound_s
 
 
 def test_compare_report_in_three_formats(comparison: list[CompareRow]) -> None:

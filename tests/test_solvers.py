@@ -424,6 +424,16 @@ class TestAuto(SearchContract):
     name = "auto"
 
 
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_a_table_is_replicated_where_all_gpus_may_serve_it(gpus: int) -> None:
+    pinned = TableRule(devices=tuple(f"gpu:{number}" for number in range(gpus)))
+    problem = problem_of(zipf_table("t", 40, lookups=9.0), topology=machine(3))
+    problem = replace(problem, constraints=Constraints.of({"t": pinned}))
+    options = Instance(problem, Roofline()).options_of(0)
+    assert any(option.replicated_rows for option in options) is (gpus == 3)
+    assert max(option.shard_count for option in options) == gpus
+
+
 def test_every_solver_is_held_to_the_contract() -> None:
     import_module("test_solvers_strategies")  # Has the classes of other solvers.
 

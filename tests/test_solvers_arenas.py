@@ -11,7 +11,7 @@ from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 from test_solvers import with_hbm
 
-from cost_models import Calibrated, Roofline
+from cost_models import Calibrated, Roofline, ShardingOption
 from cost_models.arenas import (
     ArenaCosts,
     ArenaLoad,
@@ -19,6 +19,7 @@ from cost_models.arenas import (
     arena_loads,
     times_by_arena,
 )
+from cost_models.base import Cold
 from placer import Problem, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
@@ -115,6 +116,22 @@ def test_assignments_take_what_their_plans_do(gpus: int) -> None:
             )
             improve(found, Clock.start(Limits(time_limit_s=1e9, max_steps=30)))
         assert found.key_s <= before_s * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("cold", ["staged", "host", "cached"])
+def test_an_arena_takes_what_its_plan_does_with_one_row_in_hbm_or_all_but_one(cold: Cold) -> None:
+    rows = 300
+    tables = [zipf_table(name, rows, 16, lookups=5.0) for name in ("t", "in hbm")]
+    asked = problem_of(*tables, topology=machine(1))
+    instance = Instance(asked, MODEL)
+    (shard,), (other,) = (instance.shards(n, ShardingOption(cold=cold)) for n in range(2))
+    launch_s = MODEL.launches(asked, 0)
+    for hot_rows in (0, 1, rows - 1, rows):
+        placements = [Placement(shard, 0, hot_rows), Placement(other, 0, rows)]
+        loads = arena_loads(asked, build_plan(instance, placements))
+        expected_s = added_up(times_by_arena(MODEL, asked, loads), launch_s.size)[:, 0]
+        found_s = instance.arena_times.seconds(0, [(shard, hot_rows), (other, rows)])
+        np.testing.assert_allclose(found_s, expected_s - instance.launches_s[0], atol=1e-12)
 
 
 @pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "ilp", "auto"], "greedy-cost"))

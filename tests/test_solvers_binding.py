@@ -7,12 +7,13 @@ import pytest
 from plan_cases import machine
 from problem_cases import counted_table, problem_of, resident_buffers, unequal_machine, zipf_table
 
-from cost_models import Roofline
+from cost_models import Roofline, ShardingOption
 from placer import Problem, Topology
 from solvers import solve
-from solvers.bounds.binding import binding, changes
+from solvers.bounds.binding import _placed, binding, changes
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
+from solvers.model.knapsack import costs_of
 
 MODEL = Roofline()
 
@@ -138,3 +139,15 @@ def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:
             faster = MODEL.evaluate(replace(problem, topology=change.topology), plan)
             gain = report.step_time_s / faster.step_time_s - 1
             assert gains[change.resource] == pytest.approx(gain, abs=1e-9), change.words
+
+
+def test_only_shards_with_hot_and_cold_rows_have_the_costs_of_a_split() -> None:
+    problem = problem_of(counted_table("t", list(range(90))), topology=machine(1))
+    instance = Instance(problem, Roofline())
+    (shard,) = instance.shards(0, ShardingOption())
+    curve = instance.curve(shard, 0)
+    assert curve.split_hbm_bytes > 0
+    for hot_rows, end in ((0, 0), (90, -1)):
+        plan = build_plan(instance, [Placement(shard, 0, hot_rows)])
+        _, costs = _placed(instance, plan, {"t"})[shard]
+        assert costs[:, 0] == pytest.approx(costs_of(curve)[:, end])

@@ -387,6 +387,19 @@ def test_slices_stay_on_their_gpus() -> None:
     assert with_matched_slices(read, OldTable(ShardingOption(2), ()), devices, 90) is read
 
 
+def test_a_slice_that_stays_has_no_more_hot_rows_than_rows() -> None:
+    instance = Instance(problem_of(skewed("t", 91, 3), topology=machine(3)), MODEL)
+    long, short, last = instance.shards(0, ShardingOption(3))
+    plan = build_plan(instance, [Placement(long, 0, 31), Placement(short, 1, 30),
+                                 Placement(last, 2, 30)])  # fmt: skip
+    read = placements_of(instance, plan, "t")
+    assert read is not None
+    was = OldTable(ShardingOption(3), ((short, "gpu:0"), (long, "gpu:1"), (last, "gpu:2")))
+    kept = with_matched_slices(read, was, ["gpu:0", "gpu:1", "gpu:2"], 91)
+    found = {(p.gpu, p.shard.row_slice, p.hot_rows) for p in kept.placements}
+    assert found == {(0, 1, 30), (1, 0, 30), (2, 2, 30)}
+
+
 @st.composite
 def reorderings(draw: st.DrawFn) -> tuple[np.ndarray, list[int], int, int, int]:
     rows = draw(st.integers(8, 50))
@@ -441,7 +454,10 @@ def test_report() -> None:
     (chosen,) = [row for row in shown["candidates"] if row["chosen"]]
     assert chosen["candidate"] == shown["chosen"] == found.chosen.name
     assert chosen["break_even"].endswith(" steps")
-    assert sum(row["moved_bytes"] for row in shown["tables"]) == found.chosen.moved_bytes
+    moved_bytes = [row["moved_bytes"] for row in shown["tables"]]
+    assert sum(moved_bytes) == found.chosen.moved_bytes
+    assert min(moved_bytes) > 0
+    assert len(moved_bytes) < len(old.tables), "choose a problem in which a table stays"
 
 
 def test_a_replicated_table_follows_the_machine(tmp_path: Path) -> None:

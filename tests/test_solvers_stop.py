@@ -15,10 +15,11 @@ from placer.errors import PlacerError
 from placer.interrupt import deferred_interrupt
 from placer.plan.verify import violations
 from placer.workloads import named_workload
-from solvers import SOLVERS, Limits, solve
+from solvers import SOLVERS, Limits, solve, solver
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.options import Effort
+from solvers.result import SearchState
 from solvers.search.fit_program import FitProgram, run_cp_sat
 from solvers.strategies import _stages
 from solvers.strategies._search import Search
@@ -54,6 +55,18 @@ def program() -> Any:
 
 def cp_sat_runs() -> bool:
     return "CP-SAT" in {thread.name for thread in threading.enumerate()}
+
+
+def test_each_faster_plan_is_reported() -> None:
+    found: list[SearchState] = []
+    problem = Problem(named_workload("random-10@1"), Topology.parse("2xt4", hbm="1GiB"), 256)
+    limits = Limits(3600.0, max_steps=3, on_state=found.append)
+    result = solver("dp").solve(problem, Roofline(), limits)
+    times = [state.step_time_s for state in found]
+    assert times[0] is None, "nothing is found when the search begins"
+    assert times[-1] == pytest.approx(result.step_time_s)
+    assert (result.stats["proposals"], result.termination.limit) == (3, "steps")
+    assert all(one is None or other < one for one, other in pairwise(times))
 
 
 @pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto", "beam"))

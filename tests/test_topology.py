@@ -66,6 +66,13 @@ def test_servers_need_a_network() -> None:
     assert both.servers == (hosts[1],)
 
 
+def test_servers_of_unequal_memory_are_of_different_kinds() -> None:
+    servers = (Host("host:1", 1, 1.0), Host("host:2", 9, 1.0), Host("host:3", 1, 2.0))
+    ports = tuple(Link(host.id, "network", "network", 1.0) for host in (HOST, *servers))
+    topology = replace(SMALL, hosts=(HOST, *servers), links=(*PCIE, *ports))
+    assert topology.kind_of_gpu == (0, 0, 1, 1, 2)
+
+
 def test_the_graph_has_everything() -> None:
     topology = Topology.parse("2x4xa100-40")
     graph = topology.graph

@@ -17,7 +17,15 @@ from placer import Plan
 from placer.errors import CheckpointError, PlacerError
 from placer.file_locks import take_lock
 from placer.files import sha256_json
-from placer.training.checkpoint import Checkpoint, Position, latest, load, save, tidy
+from placer.training.checkpoint import (
+    Checkpoint,
+    Position,
+    check_settings,
+    latest,
+    load,
+    save,
+    tidy,
+)
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.run import Progress
@@ -200,8 +208,17 @@ def flip_a_byte(path: Path) -> None:
 def test_damage_is_named(tmp_path: Path, name: str, damage, message: str) -> None:
     path = save(tmp_path, small(1))
     damage(path / name)
-    with pytest.raises(CheckpointError, match=message):
-        load(path)
+    for named in (path, tmp_path):
+        with pytest.raises(CheckpointError, match=message):
+            load(named)
+
+
+def test_other_rows_are_told_how_to_go_on_beside_other_settings() -> None:
+    saved = {"tables": {"a": {"rows": 4}}, "lr": 0.1}
+    with pytest.raises(CheckpointError, match=r"tables a rows was 4 and is 5; lr .* `placer grow "):
+        check_settings(saved, {"tables": {"a": {"rows": 5}}, "lr": 0.2})
+    with pytest.raises(CheckpointError, match=r"with the settings that it was made with$"):
+        check_settings(saved, saved | {"lr": 0.2})
 
 
 def edited(path: Path, **changes) -> None:

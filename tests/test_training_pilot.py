@@ -15,6 +15,7 @@ from placer.data.log import Log
 from placer.errors import PlacerError, ProblemError
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
+from placer.report.training import pilot_report
 from placer.training import pilot as module
 from placer.training import train
 from placer.training.pilot import Candidate, pilot
@@ -72,6 +73,18 @@ def test_a_mean_is_held_against_the_worst_seed() -> None:
         other = Candidate("int8", "float32", 4, 4, aucs, log_losses)
         assert other.is_within_spread(usual) is within
     assert Candidate("int8", "bfloat16", 4, 4).name == "cold rows int8, exchange bfloat16"
+
+
+def test_a_report_names_the_types_that_are_no_worse() -> None:
+    usual = Candidate("float32", "float32", 4, 4, (0.70, 0.74), (0.50, 0.52))
+    near = Candidate("bfloat16", "float32", 4, 4, (0.69, 0.73), (0.48, 0.53))
+    far = Candidate("int8", "float32", 4, 4, (0.60, 0.61), (0.50, 0.52))
+    found = pilot_report([usual, near, far])
+    assert found.headline == ("no worse than float32's worst seed: cold rows bfloat16",)
+    rows = found.to_json()["candidates"]
+    assert [row["within_spread"] for row in rows] == [True, True, False]
+    ends = ("least_auc", "most_auc", "least_log_loss", "most_log_loss")
+    assert [rows[1][end] for end in ends] == [0.69, 0.73, 0.48, 0.53]
 
 
 def test_what_cannot_be_tried_is_refused() -> None:

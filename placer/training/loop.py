@@ -54,7 +54,7 @@ class TrainResult:
     train_s: float
     # Seconds of `train_s` that the loop waited for the log. A thread reads the log ahead.
     read_s: float
-    interrupted: bool = False  # Whether Ctrl-C ended it.
+    interrupted: bool  # Whether Ctrl-C ended it.
     checkpoint: Path | None = None  # Last checkpoint written.
     # Key counters of each table that grows, including steps before a resumed checkpoint.
     keys: Mapping[str, KeyCounts] = field(default_factory=dict)

@@ -114,7 +114,7 @@ def test_a_law_that_depends_on_the_rows_at_hand_is_replaced_with_a_warning() -> 
     assert torch.equal(applied.tables["0"].weight(), kept)
 
 
-@pytest.mark.parametrize("law", ["first row", "sinus", "padding"])
+@pytest.mark.parametrize("law", ["first row", "sinus", "padding", "one column"])
 def test_laws_that_tell_rows_apart_are_seen(law: str) -> None:
     class Odd(nn.Embedding):
         def reset_parameters(self) -> None:
@@ -123,11 +123,14 @@ def test_laws_that_tell_rows_apart_are_seen(law: str) -> None:
                     self.weight.copy_(torch.arange(self.weight.numel()).view_as(self.weight).sin())
                     return
                 nn.init.normal_(self.weight)
+                if law == "one column":
+                    self.weight[:, 0] = 1
+                    return
                 self.weight[0 if law == "first row" else self.padding_idx] = 0
 
     with torch.device("meta"):
         module = Odd(40, DIM, padding_idx=1)
-    assert models._is_by_block(module) == (law == "padding")
+    assert models._is_by_block(module) == (law in ("padding", "one column"))
 
 
 def test_a_default_device_without_values_is_refused() -> None:

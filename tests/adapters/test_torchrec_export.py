@@ -80,6 +80,15 @@ class TestExport:
         assert [own.shard_sizes for own in rows] == [[21, 8], [20, 8]]
         assert [str(own.placement) for own in rows] == ["rank:0/cpu", "rank:1/cpu"]
 
+    def test_hot_rows_of_several_gpus_are_one_table(self) -> None:
+        own = table("t", 12)
+        hot_rows = (shard("t", (0, 2), (0, 8), "gpu:0"), shard("t", (2, 4), (0, 8), "gpu:1"))
+        cold_rows = shard("t", (4, 12), (0, 8), "gpu:1", lookup="uva")
+        hot, cold = parts_of(plan_for(own, *hot_rows, cold_rows), own)
+        assert (hot.name, hot.start, hot.stop, hot.sharding.kind) == ("t__hot", 0, 4, "row_wise")
+        assert (cold.name, cold.start, cold.stop) == ("t__cold", 4, 12)
+        assert cold.sharding.kind == "table_wise"
+
     def test_torchrecs_own_checks_pass(self) -> None:
         plan = plan_of_all()
         model = split_tables(model_for(*plan.tables), plan)

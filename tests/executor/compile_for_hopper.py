@@ -157,7 +157,7 @@ def compile_all(kernels: Compiler) -> None:
 
 def stage(kernels: Compiler, kind: torch.dtype, policy: Policy) -> None:
     """Two steps that are open at once, over an arena whose rows are half in HBM, half cached."""
-    key = ArenaKey("fp32", 4, "sgd", False)
+    key = ArenaKey("fp32", 4, "sgd", False, stored=False)
     cached = (SlotRange(100, 200, 10, 20),)
     ranges = (SlotRange(0, 100, 0, 0, memory="hbm", lookup="device"), *cached)
     spec = ArenaSpec(key, 200, ranges, indices(1))

@@ -138,6 +138,16 @@ def test_triton_trains_alike(dtype: ColdDType | None, entries: int) -> None:
         )
 
 
+def test_wide_rows_need_no_number_of_updates(tmp_path: Path) -> None:
+    """Narrow rows are rounded by the number of updates, which is saved with them."""
+    narrow = trained(cold_plan(two_features("adagrad"), dtype="bfloat16"))
+    assert narrow.optimizer_state_dict()["updates"] > 0
+    save_model(tmp_path / "model", narrow)
+    wide = placed(cold_plan(two_features("adagrad")), seed=None)
+    load_model(tmp_path / "model", wide)
+    equal(narrow, wide)
+
+
 @pytest.mark.parametrize("dtype", NARROW)
 def test_a_resumed_run_is_equal_to_the_bit(dtype: ColdDType) -> None:
     table = two_features("adam")

@@ -34,7 +34,7 @@ def sparse_matrix(rows: int) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def spec_of(rows: int, *shares: SlotRange, optimizer: str = "sgd") -> ArenaSpec:
-    key = ArenaKey("float32", 1, optimizer, False)  # type: ignore[arg-type]
+    key = ArenaKey("float32", 1, optimizer, False, stored=False)  # type: ignore[arg-type]
     return ArenaSpec(key, rows, shares, torch.empty(0, dtype=torch.int64))
 
 

@@ -16,6 +16,7 @@ from placer.executor import BagBatch
 from placer.executor.distributed.row_sums import RowSums, all_reduce_rows
 from placer.plan.plan import Plan
 from placer.tables import Feature, Table
+from placer.training.distributed import Ranks
 from placer.workloads import named_workload
 from solvers import solve
 
@@ -198,3 +199,11 @@ def test_ranks_that_are_not_in_step_are_found_out() -> None:
 
     with pytest.raises(AssertionError, match="expect other sizes"):
         run(2, work)
+
+
+def test_ranks_that_train_share_samples_and_agree_on_flags() -> None:
+    def agreed(comm: SimulatedRank) -> tuple[bool, bool, tuple[int, int]]:
+        ranks = Ranks(comm)
+        return ranks.any(comm.rank == 1), ranks.any(False), ranks.part_of(10)
+
+    assert run(3, agreed) == [(True, False, (0, 3)), (True, False, (3, 6)), (True, False, (6, 10))]

@@ -47,7 +47,7 @@ class ArenaKey:
     width: int
     optimizer: OptimizerName
     splits_rows: bool
-    stored: bool = False
+    stored: bool
 
 
 @dataclass(frozen=True, slots=True)
