@@ -4,13 +4,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from fast_and_full import combinations, mostly_slow
+from fast_and_full import combinations
 from torch import Tensor
 
 from placer.errors import BackendError
@@ -141,31 +140,6 @@ class TestPool:
         expected.index_add_(0, torch.arange(7).repeat_interleave(lengths), read)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("home", mostly_slow([0, 12, 20], 12))
-    def test_where_rows_are_changes_no_bit(
-        self, kernels: TritonBackend, random: torch.Generator, home: int
-    ) -> None:
-        table = torch.randn(20, 8, generator=random)
-        places = torch.randint(0, 20, (50,), generator=random)
-        offsets = torch.tensor([0, 1, 20, 50])
-        sums = [torch.empty(3, 8) for _ in range(2)]
-        kernels.pool(split(table, home), places, offsets, None, sums[0])
-        kernels.pool(split(table, 20), places, offsets, None, sums[1])
-        assert torch.equal(*sums)
-
-    @pytest.mark.parametrize("width", [5, 300])
-    def test_gradients_of_weights(
-        self, kernels: TritonBackend, random: torch.Generator, width: int
-    ) -> None:
-        table = torch.randn(30, width, generator=random)
-        places = torch.randint(-1, 30, (40,), generator=random)
-        bags = torch.randint(0, 6, (40,), generator=random, dtype=torch.int32)
-        gradients, out = torch.randn(6, width, generator=random), torch.full((40,), 9.0)
-        kernels.dot_rows(split(table, 11), places, bags, gradients, out)
-        rows = table.double()[places.clamp(min=0)] * (places >= 0)[:, None]
-        expected = (rows * gradients.double()[bags.long()]).sum(1)
-        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
-
     def test_nothing_to_do(self, kernels: TritonBackend) -> None:
         rows, none = split(torch.randn(4, 3), 2), torch.empty(0, dtype=torch.int64)
         nothing, fault = torch.empty(0, 3), torch.full((1,), 8)
@@ -244,46 +218,6 @@ class TestUpdate:
         expected = -LR * gradients.double()[before:].sum(0)
         torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("home", mostly_slow([0, 8, 40], 8))
-    def test_where_rows_are_changes_no_bit(
-        self, kernels: TritonBackend, random: torch.Generator, home: int
-    ) -> None:
-        slots = uneven_slots(random)
-        gradients = torch.randn(50, 5, generator=random)
-        reads = reads_of(slots, gradients, torch.randint(0, 50, slots.shape, generator=random))
-        weights, state = torch.randn(40, 5, generator=random), torch.rand(40, generator=random)
-        results = []
-        for rows in (home, 20):
-            tiers = split(weights, rows), split(state, rows)
-            kernels.update_rows(*tiers, reads, rule_of("rowwise_adagrad"))
-            results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
-        assert torch.equal(*results)
-
-    @pytest.mark.parametrize("column_slices", [(3, 4), pytest.param((7,), marks=pytest.mark.slow)])
-    def test_the_mean_over_several_column_slices(
-        self, kernels: TritonBackend, random: torch.Generator, column_slices: Sequence[int]
-    ) -> None:
-        slots = uneven_slots(random)
-        gradients = torch.randn(50, 7, generator=random)
-        sources = torch.randint(0, 50, slots.shape, generator=random)
-        parts = [part.contiguous() for part in gradients.split(list(column_slices), 1)]
-        reads = [reads_of(slots, part, sources) for part in parts]
-        squares = torch.zeros(slots.numel())
-        for part in reads:
-            own = torch.full((slots.numel(),), torch.nan)
-            kernels.squares(part, own)
-            squares += own
-        tiers = [split(torch.zeros(40, width), 20) for width in column_slices]
-        for rows, part in zip(tiers, reads, strict=True):
-            state = split(torch.zeros(40), 20)
-            kernels.update_rows(rows, state, part, rule_of("rowwise_adagrad"), squares / 7)
-        gradient, _ = row_gradients(reads_of(slots, gradients, sources), 40)
-        expected, _ = expected_step(
-            "rowwise_adagrad", gradient, torch.zeros(40, dtype=torch.float64)
-        )
-        got = torch.cat([joined(rows) for rows in tiers], 1).double()
-        torch.testing.assert_close(got, -expected, rtol=1e-4, atol=1e-5)
-
     def test_rows_of_nobody_have_no_square(self, kernels: TritonBackend) -> None:
         """What is added up over ranks and column slices must be a number."""
         slots = torch.cat([torch.full((CHUNK + 2,), -1), torch.tensor([3, 3, 1])])
@@ -312,16 +246,6 @@ class TestUpdate:
             got = joined(rows)
             assert torch.equal(got.view(torch.int16)[1:], expected.view(torch.int16)[1:])
             torch.testing.assert_close(got[0], expected[0], rtol=0, atol=0, equal_nan=True)
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_precision_is_rounded_to_the_nearest(
-        self, kernels: TritonBackend, random: torch.Generator, dtype: torch.dtype
-    ) -> None:
-        weights = torch.randn(12, 5, generator=random).to(dtype)
-        gradients = torch.randn(12, 5, generator=random)
-        rows, slots = split(weights, 6), torch.arange(12)
-        kernels.update_rows(rows, None, reads_of(slots, gradients, slots), rule_of("sgd"))
-        assert torch.equal(joined(rows), (weights.float() - gradients * LR).to(dtype))
 
     @pytest.mark.slow
     def test_any_size_of_tile_gives_the_same_sums(
