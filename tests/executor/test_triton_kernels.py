@@ -140,6 +140,19 @@ class TestPool:
         expected.index_add_(0, torch.arange(7).repeat_interleave(lengths), read)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
+    @pytest.mark.parametrize("width", [5, 300])
+    def test_gradients_of_weights(
+        self, kernels: TritonBackend, random: torch.Generator, width: int
+    ) -> None:
+        table = torch.randn(30, width, generator=random)
+        places = torch.randint(-1, 30, (40,), generator=random)
+        bags = torch.randint(0, 6, (40,), generator=random, dtype=torch.int32)
+        gradients, out = torch.randn(6, width, generator=random), torch.full((40,), 9.0)
+        kernels.dot_rows(split(table, 11), places, bags, gradients, out)
+        rows = table.double()[places.clamp(min=0)] * (places >= 0)[:, None]
+        expected = (rows * gradients.double()[bags.long()]).sum(1)
+        torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
     def test_nothing_to_do(self, kernels: TritonBackend) -> None:
         rows, none = split(torch.randn(4, 3), 2), torch.empty(0, dtype=torch.int64)
         nothing, fault = torch.empty(0, 3), torch.full((1,), 8)
