@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +231,31 @@ class TestUpdate:
         assert torch.equal(alone.hbm[2], later.dram[2])
         expected = -LR * gradients.double()[before:].sum(0)
         torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("column_slices", [(3, 4), pytest.param((7,), marks=pytest.mark.slow)])
+    def test_the_mean_over_several_column_slices(
+        self, kernels: TritonBackend, random: torch.Generator, column_slices: Sequence[int]
+    ) -> None:
+        slots = uneven_slots(random)
+        gradients = torch.randn(50, 7, generator=random)
+        sources = torch.randint(0, 50, slots.shape, generator=random)
+        parts = [part.contiguous() for part in gradients.split(list(column_slices), 1)]
+        reads = [reads_of(slots, part, sources) for part in parts]
+        squares = torch.zeros(slots.numel())
+        for part in reads:
+            own = torch.full((slots.numel(),), torch.nan)
+            kernels.squares(part, own)
+            squares += own
+        tiers = [split(torch.zeros(40, width), 20) for width in column_slices]
+        for rows, part in zip(tiers, reads, strict=True):
+            state = split(torch.zeros(40), 20)
+            kernels.update_rows(rows, state, part, rule_of("rowwise_adagrad"), squares / 7)
+        gradient, _ = row_gradients(reads_of(slots, gradients, sources), 40)
+        expected, _ = expected_step(
+            "rowwise_adagrad", gradient, torch.zeros(40, dtype=torch.float64)
+        )
+        got = torch.cat([joined(rows) for rows in tiers], 1).double()
+        torch.testing.assert_close(got, -expected, rtol=1e-4, atol=1e-5)
 
     def test_rows_of_nobody_have_no_square(self, kernels: TritonBackend) -> None:
         """What is added up over ranks and column slices must be a number."""
