@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from solvers.search.annealing.compiled import compiled
+from solvers.search.annealing.compiled import compiled, compiled_into
 from solvers.search.annealing.rating import (
     add,
     drop,
@@ -37,7 +37,7 @@ def other_gpu(state: State, rules: Rules, slow: int, swaps: bool, rng: np.random
     return chosen
 
 
-@compiled
+@compiled_into
 def exchange(
     model: Model,
     state: State,
@@ -79,7 +79,7 @@ def exchange(
     return True
 
 
-@compiled
+@compiled_into
 def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
     """Return the GPU with the most energy; among many GPUs, in turns a slow one or any."""
     gpus = state.held.size

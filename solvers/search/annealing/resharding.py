@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from solvers.search.annealing.compiled import compiled
+from solvers.search.annealing.compiled import compiled, compiled_into
 from solvers.search.annealing.rating import (
     add,
     drop,
@@ -69,7 +69,7 @@ def find_candidates(
     return count
 
 
-@compiled
+@compiled_into
 def choose_gpus(
     model: Model,
     state: State,
@@ -143,7 +143,7 @@ def unit_back(
     return back if may else NOBODY
 
 
-@compiled
+@compiled_into
 def note_replicated(state: State, unit: int, before: bool, after: bool) -> None:
     """Add a unit to the replicated units, or remove it, as its option changes."""
     if before == after:
@@ -160,7 +160,7 @@ def note_replicated(state: State, unit: int, before: bool, after: bool) -> None:
     state.replicated_count[0] = last - 1
 
 
-@compiled
+@compiled_into
 def reshard(
     model: Model,
     state: State,
@@ -221,7 +221,7 @@ def reshard(
     return True
 
 
-@compiled
+@compiled_into
 def unit_on(state: State, gpu: int, rng: np.random.Generator) -> int:
     """Return a random unit that a GPU serves or replicates; -1 if there is none."""
     replicated = state.replicated_count[0]
