@@ -53,6 +53,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[object] | None:
+    """Leave slow tests uncollected, whatever number of cases they have."""
+    marks = getattr(obj, "pytestmark", ())
+    leaves_out = collector.config.option.markexpr.startswith("not slow")
+    return [] if leaves_out and any(mark.name == "slow" for mark in marks) else None
+
+
 def pytest_collection_finish() -> None:
     """Keep collections of garbage from looking at what lives as long as the tests."""
     gc.freeze()

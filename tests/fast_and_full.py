@@ -32,7 +32,7 @@ def fewer(number: int, fast: int) -> int:
 def mostly_slow(values: Collection[object], *fast: object) -> list[object]:
     """Values of one parameter, all of them slow but those named after them."""
     assert set(fast) <= set(values)
-    return [value if value in fast else _slow(value) for value in values]
+    return _wanted([value if value in fast else _slow(value) for value in values])
 
 
 def some(values: Iterable[str], *fast: str) -> list[str]:
@@ -54,12 +54,21 @@ def covering(cases: Iterable[Sequence[object]]) -> list[object]:
         most = max(cases, key=lambda case: len(unseen.intersection(enumerate(case))))
         fast.add(most)
         unseen.difference_update(enumerate(most))
-    return [pytest.param(*case) if case in fast else _slow(case) for case in cases]
+    return _wanted([pytest.param(*case) if case in fast else _slow(case) for case in cases])
 
 
 def combinations(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
     """Parametrize by all combinations of values, all of them slow but a few with every value."""
     return pytest.mark.parametrize(names, covering(product(*values)))
+
+
+def _wanted(cases: list[object]) -> list[object]:
+    """All cases; where some are fast, in the fast profile those alone, as others take time to read.
+
+    Without a fast case, a parameter keeps its slow ones: without any its test would be skipped.
+    """
+    fast = [case for case in cases if not getattr(case, "marks", ())]
+    return fast if fast and is_fast() else cases
 
 
 def _slow(case: object) -> object:

@@ -1,7 +1,6 @@
 """`placer train`: its result, samples without a label, Ctrl-C and resuming."""
 
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 from cli_cases import Workbench, command_line, files_of, invoke, succeed
 
 from placer import Plan, Problem, Profile, Topology
-from placer.data.reader import open_log
 from placer.plan.origin import open_log_of
 from solvers import solve
 
@@ -295,49 +293,3 @@ def test_an_interrupted_run_is_saved_and_goes_on_exactly(
     rest = trained(*run, *goal, "--resume")
     whole = trained(*workbench.training(), *goal)
     assert result["losses"] + rest["losses"] == whole["losses"]
-
-
-@pytest.mark.slow
-@pytest.mark.real
-def test_the_unlabelled_half_of_a_real_log_is_left_out(real_data: Path, tmp_path: Path) -> None:
-    log = real_data / "criteo_20k.parquet"
-    succeed("profile", log, "--dim", "8", "-o", tmp_path / "profile")
-    problem = ("--topology", "2xt4", "--hbm", "2MiB", "--batch-size", "100")
-    succeed("plan", "--profile", tmp_path / "profile", *problem, "--solver", "greedy-lookup",
-            "-o", tmp_path / "plan.json")  # fmt: skip
-    result = trained("train", "--plan", tmp_path / "plan.json", "--data", log)
-    assert result["unlabelled_samples"] == 10_000
-    assert result["samples"] == 9000
-    assert result["held_out_samples"] == 1000
-    assert result["auc"] > 0.65
-
-
-@pytest.mark.real
-def test_avazus_label_is_found(real_data: Path) -> None:
-    log = open_log(real_data / "avazu_10k.parquet", ignore=("id",), id_mapping="hash", rows=1000)
-    assert log.encoding.label == "click"
-    assert "id" not in log.feature_tables
-    assert "click" not in log.feature_tables
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_on_json_lines_goes_on_exactly(tmp_path: Path) -> None:
-    """Within a file of a log of several, whose bags are lists: all is read anew up to there."""
-    rng = random.Random(0)
-    for part in range(2):
-        with (tmp_path / f"part-{part}.jsonl").open("w") as file:
-            for _ in range(150):
-                seen = [rng.randrange(50) for _ in range(rng.randrange(4))]
-                line = {"click": rng.randrange(2), "user": f"u{rng.randrange(30)}", "seen": seen}
-                file.write(json.dumps(line) + "\n")
-    plan, folder = tmp_path / "plan.json", tmp_path / "checkpoints"
-    logs = [tmp_path / f"part-{part}.jsonl" for part in range(2)]
-    succeed("profile", *logs, "--dim", "8", "-o", tmp_path / "profile")
-    search = ("--topology", "1xh100", "--batch-size", "16", "--solver", "greedy-size")
-    succeed("plan", "--profile", tmp_path / "profile", *search, "-o", plan)
-    run = ("train", "--plan", plan, *(word for log in logs for word in ("--data", log)))
-    first, _ = interrupted(folder, *run, "--every", "7")
-    goal = ("--epochs", "100000", "--steps", str(first["steps"] + 25))
-    rest = trained(*run, "--checkpoints", folder, *goal, "--resume")
-    assert len(rest["losses"]) == 25
-    assert first["losses"] + rest["losses"] == trained(*run, *goal)["losses"]

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pytest
 from cli_cases import fail
 
-from placer import Plan, Profile
 from placer.data.files.opening import head
 from placer.errors import PlacerError
 from placer.file_locks import locked_folder, one_run
@@ -265,48 +264,6 @@ def test_readers_beside_writers_see_one_version(tmp_path: Path) -> None:
     reader.join()
     assert not faults
     assert len(list(tmp_path.glob("part-*"))) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plan", "profile"])
-def test_two_processes_save_one_plan_or_profile(tmp_path: Path, kind: str) -> None:
-    """150 saves of two processes to one path while it is read: none is unreadable."""
-    code = """
-from placer import Plan, Problem, Profile, Topology
-from placer.workloads import named_workload
-from solvers import solve
-import numpy as np
-from dataclasses import replace
-kind, path, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-profile = named_workload(f"random-3@{seed}")
-plan = solve(Problem(profile, Topology.parse("2xt4"), 64), solver="greedy-cost").plan
-print(1, flush=True)
-for number in range(75):
-    if kind == "profile":
-        replace(profile, samples=profile.samples + number).save(path)
-    else:
-        replace(plan, batch_size=number + 1).save(path)
-"""
-    path = tmp_path / "saved"
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", STARTS + code, kind, str(path), str(seed)],
-            stdout=subprocess.PIPE,
-        )
-        for seed in (1, 2)
-    ]
-    load = Profile.load if kind == "profile" else Plan.load
-    reads = 0
-    while any(writer.poll() is None for writer in writers):
-        if path.is_file() or (path / "profile.json").exists():
-            load(path)
-            reads += 1
-    for writer in writers:
-        assert writer.returncode == 0
-        assert writer.stdout is not None
-        writer.stdout.close()
-    load(path)
-    assert reads > 5
 
 
 def test_bytes_of_a_name_that_are_no_utf8_are_written_as_json_has_them(tmp_path: Path) -> None:

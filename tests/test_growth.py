@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from fast_and_full import mostly_slow
 
 from cost_models import CostReport, Roofline
 from placer import Plan, Problem, Profile, Topology
@@ -107,7 +108,7 @@ QUESTIONS: dict[str, Callable[[Problem, Plan], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", QUESTIONS)
+@pytest.mark.parametrize("name", mostly_slow(QUESTIONS, *(QUESTIONS.keys() - {"greedy-dim"})))
 def test_questions(name: str, problems: list[tuple[Problem, Plan]]) -> None:
     check([partial(QUESTIONS[name], *one) for one in problems])
 

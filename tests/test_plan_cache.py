@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_cases import invoke, succeed
-from fast_and_full import examples
+from fast_and_full import combinations, examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -449,9 +449,12 @@ def test_processes_share_a_cache(tmp_path: Path) -> None:
     assert sum(taken) > 0
 
 
-@pytest.mark.parametrize("name", ["step_time_s", "bound_s"])
-@pytest.mark.parametrize("value", [1e9, -0.99, 0, float("nan"), float("inf"), "1e9", None])
-@pytest.mark.parametrize("is_sealed", [True, False])
+@combinations(
+    "name, value, is_sealed",
+    ["step_time_s", "bound_s"],
+    [1e9, -0.99, 0, float("nan"), float("inf"), "1e9", None],
+    [True, False],
+)
 def test_what_a_kept_plan_claims_is_not_believed(
     cache: PlanCache, name: str, value: object, is_sealed: bool
 ) -> None:

@@ -125,19 +125,6 @@ def test_saving_again_replaces_and_cleans_up(saved: Path) -> None:
     assert len(list(saved.iterdir())) == 2
 
 
-def test_a_crash_before_the_json_leaves_the_old_profile(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def killed(path: Path, text: str) -> None:
-        raise KeyboardInterrupt
-
-    old = Profile.load(saved)
-    monkeypatch.setattr("placer.profile.file.write_text", killed)
-    with pytest.raises(KeyboardInterrupt):
-        profile_of({"t": RowCounts.from_dense(np.arange(50))}).save(saved)
-    assert_same_profile(Profile.load(saved), old)
-
-
 def test_damage_is_told(saved: Path) -> None:
     (binary,) = saved.glob("counts-*")
     document = saved / "profile.json"

@@ -166,12 +166,10 @@ def test_a_shard_goes_to_the_gpu_with_its_arena_that_is_done_first() -> None:
 
 
 def test_what_a_gpu_adds_to_the_time_of_drives_by_hand() -> None:
-    arrays, _, best, _, _ = annealed(500, hot=0.01)
-    model, _, _ = arrays.start(best)
-    model = model._replace(drive_chain=np.array([1.0, 0.0, 0.5]), done_s=2.0)
+    chain = np.array([1.0, 0.0, 0.5])
     phase_s = np.array([4.0, 100.0, 2.0, 3.0, 7.0])  # The last two: of drives, and DRAM's worth.
-    assert drive_s(model, phase_s) == (4 + 1 + 3) + 7 + (8 - 2) ** 2 / 2
-    assert drive_s(model._replace(done_s=0.0), phase_s) == 7.0
+    assert drive_s(chain, 2.0, phase_s) == (4 + 1 + 3) + 7 + (8 - 2) ** 2 / 2
+    assert drive_s(chain, 0.0, phase_s) == 7.0
 
 
 def test_shards_go_to_their_arenas_the_more_often_the_more_launches_take() -> None:

@@ -85,15 +85,6 @@ def test_what_a_command_did_before_its_search_is_part_of_its_time() -> None:
     assert 5 <= effort.limits(began=time.monotonic() - 5).spent_s < 60
 
 
-@pytest.mark.parametrize("name", mostly_slow(SEARCHES, "auto"))
-def test_steps_end_a_search_at_the_same_plan(name: str, open_problem: Problem) -> None:
-    one, two = (solve(open_problem, name, time_limit_s=600, gap=0.0, max_steps=2) for _ in "12")
-    assert one.termination.limit == two.termination.limit == "steps"
-    assert one.plan is not None
-    assert two.plan is not None
-    assert one.plan.shards == two.plan.shards
-
-
 def test_ctrl_c_ends_cp_sat(program: Any) -> None:
     def stop() -> bool:
         if not interrupt.requested:

@@ -91,8 +91,9 @@ def test_wrong_use_is_told(workbench: Workbench, runs: Path, tmp_path: Path) -> 
         ("grow", plan, plan, "--checkpoint", runs),
     ):
         assert invoke(*command).exit_code == 2
-    line = fail("export", plan, "--to", "safetensors", "--checkpoint", tmp_path, "-o", out)
-    assert "there is no checkpoint in" in line
+    for command in (("export", plan, "--to", "safetensors"), ("grow", plan, plan)):
+        line = fail(*command, "--checkpoint", tmp_path, "-o", out)
+        assert "there is no checkpoint in" in line
     assert list(tmp_path.iterdir()) == []
 
 

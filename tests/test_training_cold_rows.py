@@ -13,7 +13,6 @@ from training_cases import QUICK, Placement, assert_same_tensors, losses_of, pla
 from placer import Plan
 from placer.errors import PlacerError
 from placer.tables import ColdDType, OptimizerName
-from placer.training.checkpoint import exist
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 
@@ -90,43 +89,6 @@ def test_the_folder_of_the_drive_is_an_option_of_training(tmp_path: Path) -> Non
     config = replace(CONFIG, max_steps=2, drive=str(tmp_path / "drive"))
     train(cold_plan(), LOG, config, checkpoints=policy(tmp_path / "run"))
     assert list((tmp_path / "drive").iterdir()) == []
-
-
-_KILLED = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-sys.path.append({home!r})
-from test_training_cold_rows import CONFIG, LOG, cold_plan, policy, train
-folder = Path(sys.argv[1])
-report = lambda progress: print(progress.step, flush=True)
-train(cold_plan(), LOG, CONFIG, checkpoints=policy(folder, 3), on_progress=report)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [5, 13])
-def test_a_run_on_a_drive_that_was_killed_resumes_bit_equal(tmp_path: Path, step: int) -> None:
-    whole = train(cold_plan(), LOG, CONFIG, checkpoints=policy(tmp_path / "whole"))
-    code = _KILLED.format(home=str(HOME))
-    command = [sys.executable, "-c", code, str(tmp_path / "killed")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        while int(running.stdout.readline()) < step:
-            pass
-        running.kill()
-    assert exist(tmp_path / "killed")
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"whole", "killed"}, "the file on the drive has gone with the process"
-    rest = train(
-        cold_plan(),
-        LOG,
-        CONFIG,
-        checkpoints=policy(tmp_path / "killed"),
-        resume=tmp_path / "killed",
-    )
-    assert rest.losses == whole.losses[whole.steps - len(rest.losses) :]
-    assert_same_tensors(tmp_path / "whole", tmp_path / "killed")
 
 
 _LIMITED = """

@@ -28,7 +28,6 @@ from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.reading import batches, in_background
-from placer.training.run import Progress
 
 LOG = small_log(640)  # 20 batches, two of them held out
 CONFIG = replace(QUICK, epochs=2)
@@ -97,29 +96,6 @@ def test_backends_with_and_without_memory_tiers_learn_alike() -> None:
     assert 0 < rates.home_lookups < rates.lookups
     assert 0 < rates.row_cache.hit_lookups < rates.row_cache.lookups
     assert rates.home_lookups + rates.row_cache.lookups <= rates.lookups
-
-
-@pytest.mark.parametrize("backend", ["numba", "tiered"])
-def test_an_interrupted_run_goes_on_exactly(tmp_path: Path, backend: str) -> None:
-    plan = plan_for(LOG, "staged", optimizer="adam")
-    config = replace(CONFIG, backend=backend, report_every=1)
-    whole = train(plan, LOG, config)
-
-    class Stop(Exception):
-        pass
-
-    def fail(progress: Progress) -> None:
-        if progress.step == 16:
-            raise Stop
-
-    policy = CheckpointPolicy(tmp_path, every_steps=5)
-    with pytest.raises(Stop):
-        train(plan, LOG, config, checkpoints=policy, on_progress=fail)
-    assert load(tmp_path).position.step == 15
-    assert not readers()
-    rest = train(plan, LOG, config, checkpoints=policy, resume=tmp_path)
-    assert rest.losses == whole.losses[15:]
-    assert rest.auc == whole.auc
 
 
 def test_errors_come_after_the_steps_before_them(tmp_path: Path) -> None:

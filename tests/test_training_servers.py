@@ -13,7 +13,7 @@ import pytest
 from cli_cases import Workbench, succeed
 from executor_cases import machine
 from ranks_launcher import Job, Outcomes, run
-from test_training_ranks import PLACER, close, torchrun
+from test_training_ranks import PLACER, close
 from torch.distributed import TCPStore
 from training_cases import losses_of
 from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trained_alone, trains
@@ -157,22 +157,6 @@ def served(workbench: Workbench, folder: Path) -> Path:
     assert any(shard.devices == ("host:1",) for shard in served.shards)
     served.save(workbench.folder / "served.json")
     return workbench.folder / "served.json"
-
-
-@pytest.mark.slow
-def test_the_command_serves_tables_under_torchrun(
-    workbench: Workbench, served: Path, tmp_path: Path
-) -> None:
-    common = ("train", "--data", workbench.log, "--format", "json", "--steps", "12")
-    alone = succeed(*common, "--plan", workbench.plan, "--batch-size", "64").stdout
-    process = torchrun(3, *common, "--plan", served, "--batch-size", "32")
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    found, expected = json.loads(output), json.loads(alone)
-    assert [loss for _, loss in found["losses"]] == pytest.approx(
-        [loss for _, loss in expected["losses"]], abs=1e-4
-    )
-    assert found["samples"] == expected["samples"]
 
 
 def started(rank: int, port: int, *arguments: str | Path) -> subprocess.Popen[str]:

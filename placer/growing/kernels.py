@@ -267,7 +267,8 @@ def _expire(slots, rows, state, log, before, most):
 @numba.njit(cache=True, nogil=True)
 def _evict(slots, rows, state, log, by_reads, open_since):
     """Take back a row that no step from `open_since` on reads; return whether there was one."""
-    best, best_reads = 0, 0
+    # No constants, for which `_release` would be compiled anew.
+    best, best_reads = np.int64(0), np.int64(0)
     for looked_at in range(state[USED]):
         if best != 0 and (looked_at >= WINDOW or (by_reads and best_reads == 0)):
             break

@@ -118,7 +118,7 @@ def _counted(work: Any) -> int:
 @pytest.mark.slow
 def test_threads_descriptors_and_exchanges_do_not_grow_with_tables() -> None:
     """Also: 300 tables train where a process may have 1,024 descriptors."""
-    for found, calls in run(WORLD, [("counts", _counts, ())]).of("counts"):
+    for found, calls in run(WORLD, [("counts", _counts, ())], timeout_s=60).of("counts"):
         assert found[50] == found[200] == found[300]
         assert len(set(calls.values())) == 1
         assert calls[50] <= 12

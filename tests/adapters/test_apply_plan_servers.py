@@ -1,11 +1,6 @@
 """A plan with a host without a GPU in a model of one's own: two ranks train it, a third serves."""
 
 import copy
-import os
-import re
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +20,6 @@ from apply_plan_cases import (
     plan_for,
     trained_whole,
 )
-from docs_cases import blocks_of
 from fast_and_full import some
 from plan_cases import machine
 from ranks_launcher import Job, Outcomes, run
@@ -212,43 +206,3 @@ def test_tables_that_grow_keep_the_bits_that_they_have_without_a_server(
         assert found[0] == expected[0]
         assert torch.equal(found[1], expected[1])
         assert torch.equal(found[2], expected[2])
-
-
-@pytest.mark.slow
-def test_a_lost_server_ends_the_documented_loop_on_all_ranks(tmp_path: Path) -> None:
-    (loop,) = (block.text for block in blocks_of("docs/pytorch.md") if block.title == "loop.py")
-    endless = loop.replace("steps=20", "steps=10**9").replace(
-        "optimizer.step()\n", 'optimizer.step()\n        Path("begun").touch()\n'
-    )
-    (tmp_path / "loop.py").write_text(endless)
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {
-        "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "loop.py"],
-            env=os.environ | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=tmp_path,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        deadline = time.monotonic() + 120
-        while not (tmp_path / "begun").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        ranks[TRAINERS].kill()
-        said = [process.communicate(timeout=60)[1] for process in ranks[:TRAINERS]]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    for rank, words in enumerate(said):
-        assert ranks[rank].returncode == 1
-        last = words.splitlines()[-1]
-        pattern = rf"placer\.errors\.BackendError: rank {rank} of 3: .*failed: .*\. Rank 2 died, or"
-        assert re.search(pattern, last), last

@@ -409,22 +409,21 @@ class BackendContract:
         for key, state in through.optimizer_state_dict().items():
             assert torch.equal(state, second.optimizer_state_dict()[key])
 
-    @pytest.mark.parametrize("placement", PLACEMENTS)
-    def test_weights_and_state_survive_a_round_trip(self, placement: str) -> None:
-        for optimizer in OPTIMIZERS:
-            table = two_features(optimizer)
-            model = self.placed(placements(table)[placement])
-            weight = torch.randn(table.rows, table.dim)
-            model.load_state_dict({"t.weight": weight})
-            assert torch.equal(model.state_dict()["t.weight"], weight)
-            state = {
-                key: torch.rand(value.shape) for key, value in model.optimizer_state_dict().items()
-            }
-            if "updates" in state:
-                state["updates"] = torch.tensor(7)
-            model.load_optimizer_state_dict(state)
-            for key, value in state.items():
-                assert torch.equal(model.optimizer_state_dict()[key], value)
+    @combinations("placement, optimizer", PLACEMENTS, OPTIMIZERS)
+    def test_weights_and_state_survive_a_round_trip(self, placement: str, optimizer: str) -> None:
+        table = two_features(optimizer)
+        model = self.placed(placements(table)[placement])
+        weight = torch.randn(table.rows, table.dim)
+        model.load_state_dict({"t.weight": weight})
+        assert torch.equal(model.state_dict()["t.weight"], weight)
+        state = {
+            key: torch.rand(value.shape) for key, value in model.optimizer_state_dict().items()
+        }
+        if "updates" in state:
+            state["updates"] = torch.tensor(7)
+        model.load_optimizer_state_dict(state)
+        for key, value in state.items():
+            assert torch.equal(model.optimizer_state_dict()[key], value)
 
     @combinations("placement, bad", ["hbm", "split 50%"], [-1, 61, 2**40])
     def test_an_id_outside_of_the_table_is_named(self, bad: int, placement: str) -> None:

@@ -1,21 +1,37 @@
 """The `triton` backend keeps the contract: in Triton's interpreter, or compiled for a GPU."""
 
+from itertools import product
+
 import pytest
 import torch
 from executor_cases import DEVICE, machine, placed, shard
-from executor_contract import BackendContract
+from executor_contract import PLACEMENTS, BackendContract
+from fast_and_full import mostly_slow
 from torch import Tensor
 
 from placer.errors import DataError
 from placer.executor import BagBatch, PlacedEmbeddings
 from placer.plan.plan import Plan
-from placer.tables import Feature, OptimizerName, Table
+from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
+
+SOME = ("grid", "crossing cuts", "cold rows staged", "cold rows cached")
+FAST = list(zip(SOME, OPTIMIZERS, strict=True))
 
 
 class TestTriton(BackendContract):
     backend = "triton"
     device = DEVICE
     thread_samples = 4  # The interpreter has one thread.
+
+    # Placements differ in what `tiered` has, too: of the interpreter's slow steps a few are enough.
+    @pytest.mark.parametrize(
+        ("placement", "optimizer"),
+        mostly_slow([*product(PLACEMENTS, OPTIMIZERS)], *FAST),
+    )
+    def test_every_placement_trains_like_the_unplaced_model(
+        self, placement: str, optimizer: str
+    ) -> None:
+        super().test_every_placement_trains_like_the_unplaced_model(placement, optimizer)
 
 
 def _model(optimizer: OptimizerName, captures: bool) -> PlacedEmbeddings:

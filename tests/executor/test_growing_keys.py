@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from executor_cases import backward, machine, placed, placements, plan_of, random_gradients
-from fast_and_full import covering, mostly_slow
+from fast_and_full import combinations, covering, mostly_slow
 from plan_cases import with_drives
 from torch import Tensor
 
@@ -169,9 +169,12 @@ def test_looking_ahead_changes_nothing(backend: str) -> None:
     assert plain.key_counts()["t"].evicted > 20
 
 
-@pytest.mark.parametrize("saves", ["in the loop", "behind a break", "before a step"])
-@pytest.mark.parametrize("goes_on_ahead", [False, True])
-@pytest.mark.parametrize("admission", [1, 2, 3])
+@combinations(
+    "saves, goes_on_ahead, admission",
+    ["in the loop", "behind a break", "before a step"],
+    [False, True],
+    [1, 2, 3],
+)
 def test_a_run_that_saves_while_it_looks_ahead_goes_on_to_the_same_bits(
     saves: str, goes_on_ahead: bool, admission: int
 ) -> None:
@@ -273,8 +276,7 @@ def test_a_run_goes_on_from_a_checkpoint_under_another_plan(optimizer: str) -> N
     assert first.key_counts()["t"].evicted > 20
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("saves", ["whole", "ahead"])
+@combinations("optimizer, saves", OPTIMIZERS, ["whole", "ahead"])
 def test_a_larger_table_loads_a_state_and_goes_on_to_the_same_bits(
     optimizer: str, saves: str
 ) -> None:

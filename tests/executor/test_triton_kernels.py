@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fast_and_full import combinations, mostly_slow
+from fast_and_full import combinations
 from torch import Tensor
 
 from placer.errors import BackendError
@@ -140,18 +140,6 @@ class TestPool:
         expected.index_add_(0, torch.arange(7).repeat_interleave(lengths), read)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
-    @pytest.mark.parametrize("home", mostly_slow([0, 12, 20], 12))
-    def test_where_rows_are_changes_no_bit(
-        self, kernels: TritonBackend, random: torch.Generator, home: int
-    ) -> None:
-        table = torch.randn(20, 8, generator=random)
-        places = torch.randint(0, 20, (50,), generator=random)
-        offsets = torch.tensor([0, 1, 20, 50])
-        sums = [torch.empty(3, 8) for _ in range(2)]
-        kernels.pool(split(table, home), places, offsets, None, sums[0])
-        kernels.pool(split(table, 20), places, offsets, None, sums[1])
-        assert torch.equal(*sums)
-
     @pytest.mark.parametrize("width", [5, 300])
     def test_gradients_of_weights(
         self, kernels: TritonBackend, random: torch.Generator, width: int
@@ -243,21 +231,6 @@ class TestUpdate:
         expected = -LR * gradients.double()[before:].sum(0)
         torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("home", mostly_slow([0, 8, 40], 8))
-    def test_where_rows_are_changes_no_bit(
-        self, kernels: TritonBackend, random: torch.Generator, home: int
-    ) -> None:
-        slots = uneven_slots(random)
-        gradients = torch.randn(50, 5, generator=random)
-        reads = reads_of(slots, gradients, torch.randint(0, 50, slots.shape, generator=random))
-        weights, state = torch.randn(40, 5, generator=random), torch.rand(40, generator=random)
-        results = []
-        for rows in (home, 20):
-            tiers = split(weights, rows), split(state, rows)
-            kernels.update_rows(*tiers, reads, rule_of("rowwise_adagrad"))
-            results.append(torch.cat([joined(tiers[0]), joined(tiers[1])[:, None]], 1))
-        assert torch.equal(*results)
-
     @pytest.mark.parametrize("column_slices", [(3, 4), pytest.param((7,), marks=pytest.mark.slow)])
     def test_the_mean_over_several_column_slices(
         self, kernels: TritonBackend, random: torch.Generator, column_slices: Sequence[int]
@@ -311,16 +284,6 @@ class TestUpdate:
             got = joined(rows)
             assert torch.equal(got.view(torch.int16)[1:], expected.view(torch.int16)[1:])
             torch.testing.assert_close(got[0], expected[0], rtol=0, atol=0, equal_nan=True)
-
-    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-    def test_half_precision_is_rounded_to_the_nearest(
-        self, kernels: TritonBackend, random: torch.Generator, dtype: torch.dtype
-    ) -> None:
-        weights = torch.randn(12, 5, generator=random).to(dtype)
-        gradients = torch.randn(12, 5, generator=random)
-        rows, slots = split(weights, 6), torch.arange(12)
-        kernels.update_rows(rows, None, reads_of(slots, gradients, slots), rule_of("sgd"))
-        assert torch.equal(joined(rows), (weights.float() - gradients * LR).to(dtype))
 
     @pytest.mark.slow
     def test_any_size_of_tile_gives_the_same_sums(

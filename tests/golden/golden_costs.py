@@ -1,9 +1,8 @@
 """Random plans and costs of them that are recorded."""
 
-import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +12,8 @@ from typing import Any
 import numpy as np
 from golden_problems import counted, machine, mixed, model_of, problem, zipf
 
-from cost_models import CostModel, CostReport
+from cost_models import CostReport
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, dense_cost
-from cost_models.step_equation.phases import HOST
-from cost_models.step_equation.work import work_of_group
 from placer import (
     Feature,
     Plan,
@@ -237,77 +234,6 @@ def costs_of_plans(problem_name: str, model_name: str) -> list[Any]:
         except PlacerError:
             found.append(None)
     return found
-
-
-def batched_costs(problem_name: str, model_name: str) -> list[list[float]]:
-    """Seconds of the shards of random plans, each alone on the last GPU.
-
-    Replicas and shards on hosts are left out.
-    """
-    asked, model = costed_problems()[problem_name], model_of(model_name)
-    gpus = [gpu.id for gpu in asked.topology.gpus]
-    last, names = len(gpus) - 1, asked.profile.table_names
-    found = []
-    for plan in random_plans(problem_name)[:12]:
-        shards = [s for s in plan.shards if len(s.devices) == 1 and s.devices[0] in gpus]
-        columns = {s.table: {o.cols for o in shards if o.table == s.table} for s in shards}
-        seconds = []
-        for shard in shards:
-            table, alone = names.index(shard.table), replace(shard, devices=(gpus[last],))
-            costs = model.unit_costs(asked, table, last)  # type: ignore[attr-defined]
-            shares = model.lookup_shares  # type: ignore[attr-defined]
-            works = work_of_group(asked, table, [alone], column_slices=len(columns[shard.table]))
-            seconds.append(sum(float(w.seconds(costs, shares)[:HOST].sum()) for w in works))
-        found.append(seconds)
-    return found
-
-
-CURVES = 40
-
-
-def curves(problem_name: str, model_name: str) -> dict[str, Any]:
-    """Cuts of each table, what one costs at least, and curves of some of their pieces."""
-    from cost_models import shards_of
-
-    asked, model = costed_problems()[problem_name], model_of(model_name)
-    rng = np.random.default_rng(COST_PROBLEMS.index(problem_name))
-    pieces, cuts = [], []
-    for number, profile in enumerate(asked.profile):
-        found = model.sharding_options(asked, number)
-        cuts.append([cut_record(cut) for cut in found])
-        pieces += [p for cut in found for p in shards_of(number, cut, profile.table.rows)]
-    chosen = sorted(rng.choice(len(pieces), min(CURVES, len(pieces)), replace=False).tolist())
-    last = len(asked.topology.gpus) - 1
-    return {
-        "cuts": hashlib.sha256(json.dumps(cuts).encode()).hexdigest(),
-        "cuts_per_table": [len(found) for found in cuts],
-        "first_cuts": [found[0] for found in cuts],
-        "extra_cut_s": model.sharding_overhead_s(asked),
-        "curves": [
-            curve_record(model, asked, pieces[place], gpu)
-            for turn, place in enumerate(chosen)
-            for gpu in ([0, last] if turn % 8 == 0 and last else [turn % (last + 1)])
-        ],
-    }
-
-
-def cut_record(cut: Any) -> list[Any]:
-    """How a table is cut."""
-    return [cut.row_slices, list(cut.column_widths), cut.replicated_rows, cut.cold, cut.blocked]
-
-
-def curve_record(model: CostModel, asked: Problem, piece: Any, gpu: int) -> dict[str, Any]:
-    """The curve of a piece on a GPU: of each array its length, its sum and a few values."""
-    curve = model.cost_curve(asked, piece, gpu)
-    arrays = (curve.hot_rows, curve.gpu_s, curve.dram_s, curve.hbm_bytes, curve.dram_bytes)
-    shown = np.unique(np.linspace(0, len(curve.hot_rows) - 1, 5).astype(int))
-    return {
-        "piece": [piece.table, cut_record(piece.option), piece.row_slice, piece.column_slice, gpu],
-        "points": len(curve.hot_rows),
-        "sums": [float(np.sum(array)) for array in arrays],
-        "values": [array[shown].tolist() for array in arrays],
-        "split": [float(curve.split_s), float(curve.split_hbm_bytes)],
-    }
 
 
 def dense_record() -> list[Any]:

@@ -1,7 +1,6 @@
 """The inputs of recorded commands, and a folder in which these are run."""
 
 import contextlib
-import json
 import random
 import shlex
 import shutil
@@ -114,8 +113,6 @@ def write_inputs(folder: Path) -> None:
     write_items(folder / "items.parquet")
     write_counts(folder / "counts.parquet")
     shutil.copy(golden_store.DATA / MEASURED, folder / MEASURED)
-    (folder / "cut.json").write_text('{"schema_version": 1, "tab')
-    (folder / "empty.tsv").write_text("")
 
 
 # What a search finds must depend on its steps alone.
@@ -140,7 +137,6 @@ WORDS = {
     "CACHING": "simulate cached.json --data monday.tsv --profile profile --batches 10 "
     "--cache-policy",
     "EXPORT": "export -o exported.json",
-    "FAILED_PLAN": f"plan --profile profile {SMALL} -o failed.json",
     "LOG": "profile monday.tsv -o out --dim 8",
     "TRAIN": "train --plan plan.json --data monday.tsv --batch-size 64",
     "CALIBRATE": "calibrate --backend torch --clock cpu --budget 0s",
@@ -188,9 +184,6 @@ def workbench() -> Iterator[Path]:
         for line in PREPARATION.strip().splitlines():
             written(line)
         cache_cold_rows(Plan.load("plan.json")).save("cached.json")
-        unsound = json.loads(Path("plan.json").read_text())
-        del unsound["shards"][0], unsound["sha256"]
-        Path("unsound.json").write_text(json.dumps(unsound))
         yield folder
 
 

@@ -30,17 +30,11 @@ def record_solvers() -> None:
 
 
 def record_costs() -> None:
-    """Costs of random plans, batches of shards, curves, the dense part and machines."""
+    """Costs of random plans, the dense part and machines."""
     names = [(problem, model) for problem in costs.COST_PROBLEMS for model in problems.MODELS]
     record(
         "costs",
         {f"{p}/{m}": costs.costs_of_plans(p, m) for p, m in names},
-        compress=True,
-    )
-    record("curves", {f"{p}/{m}": costs.curves(p, m) for p, m in names}, compress=True)
-    record(
-        "batched",
-        {f"{p}/{m}": costs.batched_costs(p, m) for p, m in names if "torchrec" not in m},
         compress=True,
     )
     record("dense", costs.dense_record(), compress=True)

@@ -8,7 +8,7 @@ import golden_store
 import pytest
 from fast_and_full import mostly_slow
 from golden_files import stable
-from golden_inputs import invoke, workbench
+from golden_inputs import workbench
 
 from solvers.registry import GONE
 
@@ -31,7 +31,6 @@ def folder() -> Iterator[None]:
 
 def test_the_same_cases_are_recorded() -> None:
     assert list(golden_commands.cases()) == list(RECORDED["cases"])
-    assert list(golden_commands.failing()) == list(RECORDED["exit_codes"])
 
 
 @pytest.mark.parametrize("name", mostly_slow(RECORDED["cases"], *FIRST.values()))
@@ -39,18 +38,6 @@ def test_a_command_prints_what_it_did(name: str) -> None:
     case = golden_commands.cases()[name]
     found, recorded = (stable(one, GONE_KEYS) for one in (case.run(), RECORDED["cases"][name]))
     golden_store.assert_same(found, recorded, relative=case.relative)
-
-
-SLOW = {"no time to calibrate"}
-"""It measures as little as it can, which takes a while."""
-
-
-@pytest.mark.parametrize(
-    "name", mostly_slow(RECORDED["exit_codes"], *(set(RECORDED["exit_codes"]) - SLOW))
-)
-def test_a_command_fails_as_it_did(name: str) -> None:
-    result = invoke(golden_commands.failing()[name])
-    assert result.exit_code == RECORDED["exit_codes"][name], result.output
 
 
 def test_there_are_the_same_commands() -> None:

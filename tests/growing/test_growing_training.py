@@ -227,36 +227,6 @@ def test_the_next_day_goes_on_with_the_keys(planned: Path, tmp_path: Path) -> No
     assert int(str(item["hits"])) + int(str(item["misses"])) == lookups
 
 
-_KILLED = """
-import os, signal, sys
-sys.path.remove("")
-import placer.training.run as run
-take = run.Run._take
-def kill(self, *item):
-    if self.position.step == 13:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return take(self, *item)
-run.Run._take = kill
-from cli import main
-main()
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_resumes_bit_equal(planned: Path, tmp_path: Path) -> None:
-    def training(name: str, *more: str) -> list[str]:
-        return _training(planned, "--checkpoints", str(tmp_path / name), "--every", "5", *more)
-
-    assert invoke(*training("whole")).exit_code == 0
-    command = [sys.executable, "-c", _KILLED, *training("parts")]
-    killed = subprocess.run(command, env=os.environ, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert load(tmp_path / "parts").position.step == 10
-    answer = invoke(*training("parts", "--resume"))
-    assert answer.exit_code == 0, answer.output
-    _assert_same_run(tmp_path / "parts", tmp_path / "whole")
-
-
 @pytest.mark.slow
 def test_kills_at_random_times_lose_nothing() -> None:
     script = Path(__file__).with_name("kills_run.py")

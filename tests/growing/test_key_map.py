@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fast_and_full import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -315,8 +316,7 @@ PATTERNS = {
 }
 
 
-@pytest.mark.parametrize("parts", [2, 3, 4, 7, 8, 16])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@combinations("pattern, parts", PATTERNS, [2, 3, 4, 7, 8, 16])
 def test_parts_are_even_whatever_pattern_keys_have(pattern: str, parts: int) -> None:
     sizes = np.bincount(parts_of(PATTERNS[pattern], parts), minlength=parts)
     assert sizes.size == parts

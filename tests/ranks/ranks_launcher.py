@@ -1,16 +1,20 @@
 """Runs functions on several processes that talk over gloo."""
 
+import atexit
+import contextlib
 import gc
+import io
+import multiprocessing
+import pickle
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 Job = tuple[str, Callable[..., Any], tuple[Any, ...]]
 """A name, and what to call on each rank with (rank, world, ...)."""
@@ -33,18 +37,65 @@ class Outcomes(dict[str, list[Any]]):
         return [result[0] for result in self[name]]
 
 
-def run(world: int, jobs: Sequence[Job], timeout_s: float = 60) -> Outcomes:
-    """Run jobs one after the other in one set of processes, for a start takes seconds.
+class _Ranks:
+    """Processes that do jobs until nobody has any more for them."""
 
-    After a failure ranks may be out of step, so that the rest is not run.
+    def __init__(self, world: int, timeout_s: float) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes, self._processes = [], []
+        for rank in range(world):
+            ours, theirs = context.Pipe()
+            arguments = (rank, world, self._folder.name, theirs, timeout_s)
+            self._processes.append(context.Process(target=_rank, args=arguments))
+            self._processes[-1].start()
+            theirs.close()
+            self._pipes.append(ours)
+
+    def results(self, jobs: Sequence[Job]) -> list[dict[str, Any]]:
+        """What the jobs gave on each rank."""
+        for pipe in self._pipes:
+            pipe.send_bytes(pickle.dumps(list(jobs)))
+        return [torch.load(io.BytesIO(p.recv_bytes()), weights_only=False) for p in self._pipes]
+
+    def end(self, *, kill: bool = False) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.close()
+            if kill:
+                process.kill()
+            process.join()
+        self._folder.cleanup()
+
+
+_WAITING: dict[int, _Ranks] = {}
+"""Processes for the next jobs, by their number: a start takes seconds."""
+
+
+@atexit.register
+def _end_waiting() -> None:
+    for ranks in _WAITING.values():
+        ranks.end()
+
+
+def run(world: int, jobs: Sequence[Job], timeout_s: float | None = None) -> Outcomes:
+    """Run jobs one after the other in one set of processes.
+
+    After a failure ranks may be out of step, so that the rest is not run, and nothing more in these
+    processes. With a timeout of their own jobs have processes of their own.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(
-            _rank, (world, folder, list(jobs), timeout_s), nprocs=world, start_method="forkserver"
-        )
-        results = [
-            torch.load(Path(folder) / f"{rank}.pt", weights_only=False) for rank in range(world)
-        ]
+    shares = timeout_s is None
+    ranks = _WAITING.pop(world, None) if shares else None
+    ranks = ranks or _Ranks(world, timeout_s or 60)
+    goes_on = False
+    try:
+        results = ranks.results(jobs)
+        goes_on = shares and all(len(theirs) == len(jobs) for theirs in results)
+        goes_on &= not any(isinstance(one, Failed) for by in results for one in by.values())
+    finally:
+        if goes_on:
+            _WAITING[world] = ranks
+        else:
+            ranks.end(kill=True)
     return Outcomes({name: [theirs.get(name) for theirs in results] for name, _, _ in jobs})
 
 
@@ -71,16 +122,21 @@ def leave_group() -> None:
     dist.destroy_process_group()
 
 
-def _rank(rank: int, world: int, folder: str, jobs: Sequence[Job], timeout_s: float) -> None:
+def _rank(rank: int, world: int, folder: str, pipe: Connection, timeout_s: float) -> None:
     gc.freeze()  # So that collections of garbage leave alone what was imported before the fork.
     join_group(rank, world, folder, timeout_s)
-    results: dict[str, Any] = {}
-    for name, job, arguments in jobs:
-        try:
-            results[name] = (job(rank, world, *arguments),)
-        except Exception:
-            results[name] = Failed(traceback.format_exc())
-            break
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    del results
+    with contextlib.suppress(EOFError):  # Nobody has more jobs.
+        while True:
+            jobs = pickle.loads(pipe.recv_bytes())
+            results: dict[str, Any] = {}
+            for name, job, arguments in jobs:
+                try:
+                    results[name] = (job(rank, world, *arguments),)
+                except Exception:
+                    results[name] = Failed(traceback.format_exc())
+                    break
+            said = io.BytesIO()
+            torch.save(results, said)
+            del results, jobs
+            pipe.send_bytes(said.getbuffer())
     leave_group()

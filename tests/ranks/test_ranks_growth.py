@@ -2,15 +2,12 @@
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from plan_cases import machine
-from ranks_launcher import leave_group
+from ranks_launcher import run
 
 from placer import Feature, Plan, Shard, Table
 from placer.executor import BagBatch, Embeddings, make_embeddings
@@ -79,13 +76,8 @@ def calls(kind: str, count: int) -> int:
     return seen
 
 
-def _rank(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/m", rank=rank, world_size=2)
-    torch.save(
-        {kind: [calls(kind, count) for count in (20, 40)] for kind in KINDS}, f"{folder}/{rank}.pt"
-    )
-    leave_group()
+def calls_of_kinds(rank: int, world: int) -> dict[str, list[int]]:
+    return {kind: [calls(kind, count) for count in (20, 40)] for kind in KINDS}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,8 +85,7 @@ def test_a_step_in_one_process(kind: str) -> None:
     assert calls(kind, 40) <= 2 * calls(kind, 20)
 
 
-def test_a_step_on_two_ranks(tmp_path: Path) -> None:
-    mp.start_processes(_rank, (str(tmp_path),), 2, start_method="forkserver")
-    for rank in range(2):
-        for kind, (few, many) in torch.load(tmp_path / f"{rank}.pt").items():
+def test_a_step_on_two_ranks() -> None:
+    for found in run(2, [("calls", calls_of_kinds, ())]).of("calls"):
+        for kind, (few, many) in found.items():
             assert many <= 2 * few, kind

@@ -87,8 +87,7 @@ def division(plan: Plan, world: int) -> tuple[list[Target], dict[str, TableRoute
     return targets, table_routes(plan, column_slices, HOST)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 6])
-@pytest.mark.parametrize("placement", list(placements(table_with("sgd"))))
+@combinations("placement, world", list(placements(table_with("sgd"))), [2, 3, 4, 6])
 def test_every_row_is_routed_to_the_ranks_that_hold_it(placement: str, world: int) -> None:
     plan = placements(table_with("rowwise_adagrad"))[placement]
     _, maps = division(plan, world)

@@ -84,8 +84,9 @@ def counted_with_servers(rank: int, world: int, trainers: int, plan: Plan, *more
     """The same with servers, whose tables nobody else gets to see."""
     if rank < trainers:
         return counted(rank, trainers, plan, *more)
-    importlib.import_module(serve_tables.__module__).ShardedEmbeddings = Kept
-    serve_tables(plan, backend=more[1])
+    module = importlib.import_module(serve_tables.__module__)
+    with mock.patch.object(module, "ShardedEmbeddings", Kept):
+        serve_tables(plan, backend=more[1])
     return Kept.counts
 
 

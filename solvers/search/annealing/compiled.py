@@ -10,7 +10,7 @@ R = TypeVar("R")
 HAS_COMPILER = find_spec("numba") is not None
 
 
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
+def compiled(function: Callable[P, R], inline: str = "never") -> Callable[P, R]:
     """Compile a function that reads and writes arrays; without numba, return it as it is.
 
     Both give the same numbers to the bit, as `fastmath` is off. Numba keeps the compiled code
@@ -28,10 +28,19 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
         "no_cfunc_wrapper": True,
         "nogil": True,
         "forceinline": True,
+        "inline": inline,
         "_nrt": False,
     }
     compile_function: Callable[[Callable[P, R]], Callable[P, R]] = numba.njit(**options)
     return compile_function(function)
+
+
+def compiled_into(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile a function as a part of the only one that calls it.
+
+    By itself it would be optimised once more, and that takes most of the time to compile.
+    """
+    return compiled(function, inline="always")
 
 
 def is_loaded(function: Callable[..., Any]) -> bool:

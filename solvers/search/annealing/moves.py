@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from solvers.search.annealing.compiled import compiled
+from solvers.search.annealing.compiled import compiled, compiled_into
 from solvers.search.annealing.rating import (
     add,
     drop,
@@ -37,7 +37,7 @@ def other_gpu(state: State, rules: Rules, slow: int, swaps: bool, rng: np.random
     return chosen
 
 
-@compiled
+@compiled_into
 def exchange(
     model: Model,
     state: State,
@@ -51,22 +51,25 @@ def exchange(
     if not state.held[slow]:
         return False
     other = other_gpu(state, rules, slow, swaps, rng)
-    moved = state.on[slow, int(rng.random() * state.held[slow])]
-    number = number_on(state.gpu, moved, slow)
-    item = item_of(model, state, moved, number)
+    first_item, options, gpu_of = model.first_item, state.option, state.gpu
+    # Numbers of 64 bits, as elsewhere: for others numba would compile all that takes them anew.
+    moved = int(np.int64(state.on[slow, int(rng.random() * state.held[slow])]))
+    number = number_on(gpu_of, moved, slow)
+    item = item_of(first_item, options, moved, number)
     taken = back = item_back = NOBODY
     if swaps and state.held[other]:
-        taken = state.on[other, int(rng.random() * state.held[other])]
-        back = number_on(state.gpu, taken, other)
-        item_back = item_of(model, state, taken, back)
-        if not may_go(model, state, taken, item_back, slow, moved):
+        taken = int(np.int64(state.on[other, int(rng.random() * state.held[other])]))
+        back = number_on(gpu_of, taken, other)
+        item_back = item_of(first_item, options, taken, back)
+        if not may_go(model.may_serve, model.home, gpu_of, taken, item_back, slow, moved):
             return False
-    if not may_go(model, state, moved, item, other, taken):
+    if not may_go(model.may_serve, model.home, gpu_of, moved, item, other, taken):
         return False
     set_change(state.change, slow, item, item_back, NOBODY, NOBODY)
     set_change(state.change, other, item_back, item, NOBODY, NOBODY)
     state.changed[0], state.changed[1] = slow, other
-    if not make_change(model, state, rules, 2, temperature, rng):
+    changed = int(np.int64(2))  # No constant, for which it would be compiled anew.
+    if not make_change(model, state, rules, changed, temperature, rng):
         return False
     drop(state, moved, number)
     if taken >= 0:
@@ -76,7 +79,7 @@ def exchange(
     return True
 
 
-@compiled
+@compiled_into
 def slow_gpu(state: State, rules: Rules, rng: np.random.Generator) -> int:
     """Return the GPU with the most energy; among many GPUs, in turns a slow one or any."""
     gpus = state.held.size
@@ -120,7 +123,7 @@ def run_moves(
         temperature = rules.hot * np.exp(rules.cooling * step)
         slow, kind = slow_gpu(state, rules, rng), rng.random()
         if kind < rules.resharded_below:
-            unit = unit_on(model, state, slow, rng)
+            unit = unit_on(state, slow, rng)
             done = unit >= 0 and reshard(model, state, rules, unit, temperature, rng)
         else:
             swaps = kind < rules.swapped_below

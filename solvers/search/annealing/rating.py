@@ -1,7 +1,8 @@
 """Rate changes of a GPU's items, and make them.
 
 Functions here and in `solvers.search.annealing.moves` only read and write arrays, so that numba can
-compile them. Without numba they do the same a hundred times slower.
+compile them. Without numba they do the same a hundred times slower. Small ones take the arrays that
+they read, as a function takes five times as long to compile if it takes tuples of them all.
 """
 
 import math
@@ -14,6 +15,7 @@ from solvers.search.annealing.state import (
     FIRST_PHASE,
     HIGH_POWER,
     NOBODY,
+    Bool,
     Float,
     Int,
     Model,
@@ -23,9 +25,9 @@ from solvers.search.annealing.state import (
 
 
 @compiled
-def item_of(model: Model, state: State, unit: int, number: int) -> int:
+def item_of(first_item: Int, options: Int, unit: int, number: int) -> int:
     """Return the item of a unit's shard number `number`."""
-    return int(model.first_item[state.option[unit]] + number)
+    return int(first_item[options[unit]] + number)
 
 
 @compiled
@@ -46,17 +48,18 @@ def set_change(change: Int, gpu: int, gone: int, come: int, gone_too: int, come_
 @compiled
 def changed_arenas(model: Model, state: State, gpu: int) -> int:
     """Return how many arenas a GPU has after its change."""
-    count_arenas(model, state, gpu, False)
-    arenas = int(state.arenas[gpu])
-    count_arenas(model, state, gpu, True)
-    return arenas
+    counts, arenas, change = state.counts, state.arenas, state.change
+    count_arenas(model.first_arena, model.arena, counts, arenas, change, gpu, False)
+    changed = int(arenas[gpu])
+    count_arenas(model.first_arena, model.arena, counts, arenas, change, gpu, True)
+    return changed
 
 
 @compiled
-def count_arenas(model: Model, state: State, gpu: int, back: bool) -> None:
+def count_arenas(
+    first_arena: Int, arena_of: Int, counts: Int, arenas: Int, change: Int, gpu: int, back: bool
+) -> None:
     """Update a GPU's counts of arenas by the items of its change, or undo that."""
-    counts, first_arena, arena_of = state.counts, model.first_arena, model.arena
-    change, arenas = state.change, state.arenas
     for place in range(4):
         item = change[gpu, place]
         if item < 0:
@@ -137,23 +140,24 @@ def energy_of(model: Model, state: State, rules: Rules, phase_s: Float) -> float
         energy += power_of(share, rules.power) * weight_s[phase]
     energy /= rules.step_s * rules.power
     if model.drive_chain.size and model.served_s == 0.0:
-        energy += drive_s(model, phase_s) / (rules.step_s * state.held.size)
+        seconds = drive_s(model.drive_chain, model.done_s, phase_s)
+        energy += seconds / (rules.step_s * state.held.size)
     return energy
 
 
 @compiled
-def drive_s(model: Model, phase_s: Float) -> float:
+def drive_s(drive_chain: Float, done_s: float, phase_s: Float) -> float:
     """Return what a GPU adds to the time of its host's drives: its own time, and its DRAM's worth.
 
     The sum grows with the distance from `done_s`, when all GPUs are done: DRAM that moves from one
     GPU to another costs one more than it gains the other. Without drives, only DRAM counts.
     """
     worth_s, seconds = phase_s[phase_s.size - 1], phase_s[phase_s.size - 2]
-    if model.done_s <= 0.0:
+    if done_s <= 0.0:
         return float(worth_s)
-    for phase in range(model.drive_chain.size):
-        seconds += model.drive_chain[phase] * phase_s[phase]
-    return float(seconds + worth_s + (seconds - model.done_s) ** 2 / model.done_s)
+    for phase in range(drive_chain.size):
+        seconds += drive_chain[phase] * phase_s[phase]
+    return float(seconds + worth_s + (seconds - done_s) ** 2 / done_s)
 
 
 @compiled
@@ -220,7 +224,8 @@ def replace_items(model: Model, state: State, gpu: int) -> None:
         for price in range(model.costs.shape[2]):
             for row in range(model.costs.shape[3]):
                 state.sums[gpu, price, row] += sign * model.costs[item, kind, price, row]
-    count_arenas(model, state, gpu, False)
+    first_arena, counts, arenas = model.first_arena, state.counts, state.arenas
+    count_arenas(first_arena, model.arena, counts, arenas, state.change, gpu, False)
     for phase in range(model.scale_s.size):
         state.phase_s[gpu, phase] = state.new_phase_s[gpu, phase]
     state.energy[gpu] = state.new_energy[gpu]
@@ -247,7 +252,8 @@ def make_change(
         for number in range(count):
             gpu = state.changed[number]
             if gpu < model.sharers:
-                more_s = drive_s(model, state.new_phase_s[gpu]) - drive_s(model, state.phase_s[gpu])
+                more_s = drive_s(model.drive_chain, model.done_s, state.new_phase_s[gpu])
+                more_s -= drive_s(model.drive_chain, model.done_s, state.phase_s[gpu])
                 pooled_s += more_s / model.sharers
         change += pooled_energy(model, rules, pooled_s)
         change -= pooled_energy(model, rules, state.pooled_s[0])
@@ -264,7 +270,7 @@ def drop(state: State, unit: int, number: int) -> None:
     """Remove a unit's shard from its GPU's list."""
     gpu, place = state.gpu[unit, number], state.at[unit, number]
     state.held[gpu] -= 1
-    last = state.on[gpu, state.held[gpu]]
+    last = int(np.int64(state.on[gpu, state.held[gpu]]))
     state.on[gpu, place] = last
     state.at[last, number_on(state.gpu, last, gpu)] = place
     state.gpu[unit, number] = NOBODY
@@ -280,11 +286,11 @@ def add(state: State, unit: int, number: int, gpu: int) -> None:
 
 
 @compiled
-def slowest_s(state: State, phase: int) -> float:
+def slowest_s(phase_s: Float, phase: int) -> float:
     """Return the slowest GPU's seconds in a phase."""
     slowest = 0.0
-    for gpu in range(state.phase_s.shape[0]):
-        slowest = max(slowest, state.phase_s[gpu, phase])
+    for gpu in range(phase_s.shape[0]):
+        slowest = max(slowest, phase_s[gpu, phase])
     return slowest
 
 
@@ -299,12 +305,13 @@ def step_time_s(model: Model, state: State) -> float:
         seconds = model.fixed_s[chain]
         for phase in range(model.members.shape[1]):
             if model.members[chain, phase] > 0:
-                seconds += slowest_s(state, phase)
+                seconds += slowest_s(state.phase_s, phase)
         longest = max(longest, seconds)
     if model.drive_chain.size:
         mean_s = 0.0
         for gpu in range(model.sharers):
-            mean_s += drive_s(model, state.phase_s[gpu]) / model.sharers
+            seconds = drive_s(model.drive_chain, model.done_s, state.phase_s[gpu])
+            mean_s += seconds / model.sharers
         state.pooled_s[0] = mean_s
         if model.done_s <= 0.0 and mean_s > model.dram_s:
             return np.inf  # DRAM is full.
@@ -313,8 +320,10 @@ def step_time_s(model: Model, state: State) -> float:
 
 
 @compiled
-def may_go(model: Model, state: State, unit: int, item: int, gpu: int, leaving: int) -> bool:
+def may_go(
+    may_serve: Bool, home: Int, gpu_of: Int, unit: int, item: int, gpu: int, leaving: int
+) -> bool:
     """Return whether a GPU may serve an item, once unit `leaving` (-1: none) has left it."""
-    if not model.may_serve[unit, gpu] or model.home[item] not in (NOBODY, gpu):
+    if not may_serve[unit, gpu] or home[item] not in (NOBODY, gpu):
         return False
-    return bool(unit == leaving or number_on(state.gpu, unit, gpu) < 0)
+    return bool(unit == leaving or number_on(gpu_of, unit, gpu) < 0)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from solvers.search.annealing.compiled import compiled
+from solvers.search.annealing.compiled import compiled, compiled_into
 from solvers.search.annealing.rating import (
     add,
     drop,
@@ -69,7 +69,7 @@ def find_candidates(
     return count
 
 
-@compiled
+@compiled_into
 def choose_gpus(
     model: Model,
     state: State,
@@ -105,7 +105,7 @@ def choose_gpus(
         noise = max(noise, 0.5 * done_s[gpu])
     for number in range(before):
         gpu = state.gpu[unit, number]
-        item = item_of(model, state, unit, number)
+        item = item_of(model.first_item, state.option, unit, number)
         set_change(state.change, gpu, item, NOBODY, NOBODY, NOBODY)
         if rate(model, state, rules, gpu):
             done_s[gpu] = state.new_phase_s[gpu, phase]
@@ -136,12 +136,14 @@ def unit_back(
     """Return a unit whose shard may move from `there` to `here` in exchange, or -1."""
     if here < 0 or there == here or not state.held[there] or number_on(state.gpu, unit, there) >= 0:
         return NOBODY
-    back = int(state.on[there, int(rng.random() * state.held[there])])
-    item = item_of(model, state, back, number_on(state.gpu, back, there))
-    return back if may_go(model, state, back, item, here, NOBODY) else NOBODY
+    back = int(np.int64(state.on[there, int(rng.random() * state.held[there])]))
+    number = number_on(state.gpu, back, there)
+    item = item_of(model.first_item, state.option, back, number)
+    may = may_go(model.may_serve, model.home, state.gpu, back, item, here, NOBODY)
+    return back if may else NOBODY
 
 
-@compiled
+@compiled_into
 def note_replicated(state: State, unit: int, before: bool, after: bool) -> None:
     """Add a unit to the replicated units, or remove it, as its option changes."""
     if before == after:
@@ -158,7 +160,7 @@ def note_replicated(state: State, unit: int, before: bool, after: bool) -> None:
     state.replicated_count[0] = last - 1
 
 
-@compiled
+@compiled_into
 def reshard(
     model: Model,
     state: State,
@@ -203,7 +205,8 @@ def reshard(
         back = unit_back(model, state, unit, there, here, rng)
     if back >= 0:
         back_number = number_on(state.gpu, back, there)
-        change[there, 2] = change[here, 3] = item_of(model, state, back, back_number)
+        item_back = item_of(model.first_item, state.option, back, back_number)
+        change[there, 2] = change[here, 3] = item_back
     if not make_change(model, state, rules, count, temperature, rng):
         return False
     if back >= 0:
@@ -218,11 +221,11 @@ def reshard(
     return True
 
 
-@compiled
-def unit_on(model: Model, state: State, gpu: int, rng: np.random.Generator) -> int:
+@compiled_into
+def unit_on(state: State, gpu: int, rng: np.random.Generator) -> int:
     """Return a random unit that a GPU serves or replicates; -1 if there is none."""
     replicated = state.replicated_count[0]
     if replicated and rng.random() * state.option.size < replicated:
         return int(state.replicated[int(rng.random() * replicated)])
     held = state.held[gpu]
-    return int(state.on[gpu, int(rng.random() * held)]) if held else NOBODY
+    return int(np.int64(state.on[gpu, int(rng.random() * held)])) if held else NOBODY
