@@ -64,7 +64,7 @@ class Auto(StagedStrategy):
         share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
         if instance.lacks_dram and not instance.servers:  # The proof and annealing both take long.
             share = (share + p.annealing_share) / 2
-        # With servers, too, the proof decides the most, and begins again each time.
+        # With servers, too, the proof takes even longer.
         proof_share = (
             p.annealing_share if instance.servers and instance.lacks_dram else p.proof_share
         )
