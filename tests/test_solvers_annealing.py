@@ -22,7 +22,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
-from solvers.search.annealing import AnnealingParams, anneal, prepare, runs, search
+from solvers.search.annealing import AnnealingParams, anneal, compiled, prepare, runs, search
 from solvers.search.annealing import problem as arrays_of_problems
 from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import other_gpu, run_moves
@@ -295,9 +295,12 @@ def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
     assert set(asked_in) == {threading.current_thread()}
 
 
-def test_code_that_is_kept_of_another_version_is_none(tmp_path: Path) -> None:
+def test_code_that_is_kept_of_another_version_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("numba")
-    path = tmp_path / "one.py"
+    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    path, beside = tmp_path / "one.py", tmp_path / "two.py"
     path.write_text(
         "from solvers.search.annealing.compiled import compiled\n"
         "@compiled\n"
@@ -318,6 +321,10 @@ def test_code_that_is_kept_of_another_version_is_none(tmp_path: Path) -> None:
     assert loaded()(1) == 2
     assert is_compiled(loaded())
     path.write_text(path.read_text() + "# An upgrade.\n")
+    assert not is_compiled(loaded())
+    assert loaded()(1) == 2
+    assert is_compiled(loaded())
+    beside.write_text("# Functions of this module may be part of the code.\n")
     assert not is_compiled(loaded())
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -31,8 +32,18 @@ def compiled(function: Callable[P, R], inline: str = "never") -> Callable[P, R]:
         "inline": inline,
         "_nrt": False,
     }
-    compile_function: Callable[[Callable[P, R]], Callable[P, R]] = numba.njit(**options)
-    return compile_function(function)
+    made: Any = numba.njit(**options)(function)
+    # Numba compares the function's own module. Code from other modules of this package is in it.
+    kept = made._cache._cache_file
+    kept._source_stamp = kept._source_stamp, stamp(Path(__file__).parent)
+    result: Callable[P, R] = made
+    return result
+
+
+def stamp(folder: Path) -> tuple[tuple[str, float, int], ...]:
+    """Return name, time of change and size of each Python file of a folder."""
+    files = [(file.name, file.stat()) for file in sorted(folder.glob("*.py"))]
+    return tuple((name, known.st_mtime, known.st_size) for name, known in files)
 
 
 def compiled_into(function: Callable[P, R]) -> Callable[P, R]:
