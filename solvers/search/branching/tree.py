@@ -180,16 +180,16 @@ class BranchAndBound:
             return
         may_gain, factor, known_s = True, _GAP_FACTOR, 0.0
         while not self.spent and may_gain:
-            going = self.unfinished
-            # A better bound may have made the round useless, for example one with other chains.
-            if going is None or going.target * self.unit_s <= self.bound_s:
+            current = self.unfinished
+            # Its target may be below the bound by now.
+            if current is None or current.target * self.unit_s <= self.bound_s:
                 wanted = (self.best.step_time_s / self.bound_s - 1) * factor
-                going = Round(self.limit / (1 + max(self._gap, wanted)))
+                current = Round(self.limit / (1 + max(self._gap, wanted)))
             left = self._left
-            may_gain = self._search(self.roots, going) and going.target < self._target(math.inf)
+            may_gain = self._search(self.roots, current) and current.target < self._target(math.inf)
             # A round that does not end proves little, so it has to fit into the time left. One
             # that begins with a poor plan examines more nodes.
-            share = (going.took + left - self._left) / max(_USED * self._left, 1e-9)
+            share = (current.took + left - self._left) / max(_USED * self._left, 1e-9)
             largest = _LARGEST_STEP if self.best.step_time_s == known_s else _GAP_FACTOR
             factor = min(max(largest, share**_GROWTH), _LEAST_STEP)
             known_s = self.best.step_time_s
@@ -231,15 +231,15 @@ class BranchAndBound:
             lambda: 0.0 if self.spent else self._target(most),
         )
 
-    def _search(self, roots: Sequence[Node], going: Round) -> bool:
+    def _search(self, roots: Sequence[Node], current: Round) -> bool:
         """Examine all plans of a round; if time ends before, keep the round for the next search.
 
         Return false if fully decided nodes are left whose bounds are below the round's target:
         further rounds gain nothing.
         """
-        most, began = going.target, self._left
+        most, began = current.target, self._left
         branches = self._branches(most)
-        heap, decided = going.nodes, going.decided
+        heap, decided = current.nodes, current.decided
         if heap is None:
             kept = branches.kept(roots)
             heap = [*roots] if self.spent else kept
@@ -258,7 +258,7 @@ class BranchAndBound:
                     heapq.heappush(heap, replace(child, number=numbers))
         left, target = min((node.bound for node in heap), default=math.inf), self._target(most)
         self._prove(min(left, decided, target))
-        took = going.took + began - self._left
+        took = current.took + began - self._left
         self.unfinished = Round(most, heap, decided, took) if left < target else None
         return decided >= min(left, target)
 
