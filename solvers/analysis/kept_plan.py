@@ -214,12 +214,15 @@ def _kept_bytes(
 
 def _best_matching(values: Sequence[Sequence[int]]) -> list[int]:
     """Return a different column for each row, with the greatest sum of values."""
-    from scipy.optimize import linear_sum_assignment
+    from ortools.graph.python import linear_sum_assignment
 
     # Of equal matchings, prefer the one with the fewest changes.
-    weights = 2 * np.array(values, dtype=np.float64) + np.eye(len(values))
-    columns: list[int] = linear_sum_assignment(weights, maximize=True)[1].tolist()
-    return columns
+    weights = 2 * np.array(values, dtype=np.int64) + np.eye(len(values), dtype=np.int64)
+    rows, columns = np.indices(weights.shape).reshape(2, -1)
+    solver = linear_sum_assignment.SimpleLinearSumAssignment()
+    solver.add_arcs_with_cost(rows, columns, weights.max(initial=0) - weights.ravel())
+    assert solver.solve() == solver.OPTIMAL, "every row can have every column"
+    return [solver.right_mate(row) for row in range(len(values))]
 
 
 def with_matched_slices(
