@@ -313,7 +313,7 @@ class Instance:
     def costs_at(self, shard: TableShard, gpu: int, index: int) -> Float:
         """Return the column of `priced_costs` for price number `index`, shape (5 + phases,).
 
-        It is much faster if only one price of a shard is needed.
+        If only one price is needed, this is faster than to cost the shard at all prices.
         """
         shard = self.drives.settled(shard, gpu)
         key = self._key(shard, gpu)

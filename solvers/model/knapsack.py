@@ -113,8 +113,9 @@ def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> F
     """
     here, above, part, unfit = _point_between(kept[:, None, BYTES] + arriving[:, BYTES], hbm_bytes)
     row, column = np.ogrid[: here.shape[0], : here.shape[1]]
-    low, high = (kept[row, GPU_S + 1 :, at] + arriving[column, GPU_S + 1 :, at]
-                 for at in (here, above))  # fmt: skip
+    low, high = (
+        kept[row, GPU_S + 1 :, at] + arriving[column, GPU_S + 1 :, at] for at in (here, above)
+    )
     times: Float = low + part[..., None] * (high - low)
     times[unfit] = np.inf
     return times

@@ -174,7 +174,7 @@ def _separator(file: str, lines: list[str]) -> str:
         # All samples may have a comma in a price, but then the header has none.
         if count > most and counts[0] == count and often > 0.9 * len(lines):
             best, most = separator, count
-            # Blanks beside all separators are no part of fields: ` ?` would not be missing.
+            # If all separators have blanks beside them, the blanks are no part of the fields.
             for spaced in (f" {best} ", f"{best} ") if best != " " else ():
                 if all('"' not in one and one.count(spaced) == one.count(best) for one in lines):
                     return spaced

@@ -1,8 +1,8 @@
 """Rate changes of a GPU's items, and make them.
 
 Functions here and in `solvers.search.annealing.moves` only read and write arrays, so that numba can
-compile them. Without numba they do the same a hundred times slower. Small ones take the arrays that
-they read, as a function takes five times as long to compile if it takes tuples of them all.
+compile them. Without numba they do the same, far slower. Small functions take only the arrays that
+they read: with tuples of all arrays they would take longer to compile.
 """
 
 import math
