@@ -65,7 +65,6 @@ def outcomes(folder: Path, alone: dict[str, TrainResult]) -> Outcomes:
     jobs.append(("stop", stops_and_goes_on, (first, folder / "stopped")))
     jobs.append(("from one", goes_on, (first, folder / "from one")))
     jobs += [(what, refuses, (what,)) for what in REFUSALS]
-    jobs.append(("full disk", full_disk, (folder / "full",)))
     return run(2, jobs)
 
 
@@ -143,14 +142,13 @@ def test_what_one_rank_meets_is_told_by_all(what: str, message: str, outcomes: O
     assert re.match(message, found[0]), found[0]
 
 
-def test_a_full_disk_is_told_by_all_and_harms_no_checkpoint(
-    folder: Path, outcomes: Outcomes
-) -> None:
-    found = outcomes.of("full disk")
+def test_a_full_disk_is_told_by_all_and_harms_no_checkpoint(tmp_path: Path) -> None:
+    # In new processes: shared ones meet in a file that may have passed the limit of files' sizes.
+    found = run(2, [("full disk", full_disk, (tmp_path / "full",))], timeout_s=60).of("full disk")
     assert found[0] == found[1]
     assert "cannot write checkpoint" in found[0]
     assert "File too large" in found[0]
-    assert [path.name for path in (folder / "full").iterdir()] == ["step-000000000004"]
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["step-000000000004"]
 
 
 def test_a_plain_model_loads_a_checkpoint(folder: Path, outcomes: Outcomes) -> None:
