@@ -96,9 +96,10 @@ def constrained_bound(instance: Instance) -> float:
     masks, of_block = np.unique(every, axis=0, return_inverse=True)
     of_masks = np.zeros((len(masks), prices.size))
     np.add.at(of_masks, of_block.ravel(), work_s)
-    # Whether all GPUs of a mask are among those of another one.
+    # Add up the tables whose GPUs are all among those of a mask.
     within = masks.astype(np.float32) @ (~masks).T == 0
-    of_masks = within.T @ of_masks - (masks @ instance.hbm_bytes)[:, None] * prices
+    of_masks = np.array([of_masks[inner].sum(axis=0) for inner in within.T])
+    of_masks -= (masks @ instance.hbm_bytes)[:, None] * prices
     of_masks /= masks.sum(axis=1)[:, None]
     is_group = [len(block) > 1 for block, _ in limited]
     largest = (every * instance.hbm_bytes).max(axis=1)[:, None]

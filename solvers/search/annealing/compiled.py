@@ -32,9 +32,9 @@ def compiled(function: Callable[P, R], inline: str = "never") -> Callable[P, R]:
         "inline": inline,
         "_nrt": False,
     }
-    made: Any = numba.njit(**options)(function)
-    if made is function:  # The variable NUMBA_DISABLE_JIT is set.
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
         return function
+    made: Any = numba.njit(**options)(function)
     # Numba compares the function's own module. Code from other modules of this package is in it.
     kept = made._cache._cache_file
     kept._source_stamp = kept._source_stamp, stamp(Path(__file__).parent)

@@ -110,12 +110,17 @@ class Branches:
         sides = {table: node.sides.get(table, (True, False)) for table in self.order}
         return sorted(self.order, key=lambda table: (not sides[table][1], not sides[table][0]))
 
-    def _is_on_sides(self, node: Node, table: int, way: Way) -> bool:
-        """Return whether GPUs and servers serve shards of a table as the node decided."""
-        if table not in node.sides or not way.counts:
+    def _is_allowed(self, node: Node, table: int, way: Way) -> bool:
+        """Return whether GPUs and servers may serve shards of a table, and do as was decided."""
+        used = np.sum(way.counts, axis=0) > 0
+        if (
+            not way.counts
+            or not (~used | self.formulation.pins[[g.pins for g in node.groups], table]).all()
+        ):
+            return not way.counts
+        if table not in node.sides:
             return True
         serves = np.isin([group.kind for group in node.groups], self.formulation.server_kinds)
-        used = np.sum(way.counts, axis=0) > 0
         return (bool(used[~serves].any()), bool(used[serves].any())) == node.sides[table]
 
     def _by_arena(self, node: Node) -> list[Node] | None:
@@ -144,8 +149,8 @@ class Branches:
         ways: dict[Layout, list[Way]] = {}
         for layout in layouts_of(f, node, table):
             possible = ways_to_serve(node.groups, table, layout)
-            on_sides = (way for way in possible if self._is_on_sides(node, table, way))
-            every = list(islice(on_sides, most + 1))
+            allowed = (way for way in possible if self._is_allowed(node, table, way))
+            every = list(islice(allowed, most + 1))
             if every:
                 ways[layout] = every
         one_way = [layout for layout, every in ways.items() if len(every) == 1]

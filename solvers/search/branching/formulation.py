@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,9 @@ _HARDLY_DIFFERENT = 2e-4
 
 _CHEAP = 0.03
 """Give the first program the options that cost this share of a step more than the cheapest."""
+
+_MOST_PINS = 8
+"""Leave out which GPUs may serve which tables if these are more different sets: each is a group."""
 
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
 """The first linear program has the cheapest points at these multiples of a price of HBM."""
@@ -71,7 +75,10 @@ class Formulation:
     - `table_of`, int64, shape (options,).
     - `layouts`: of the options.
     - `launches`, shape (kinds of GPUs, phases).
-    - `gpus_of_kind`: number of GPUs by kind and HBM.
+    - `gpus_of_kind`: number of GPUs by kind, HBM and number of their `pins`.
+    - `pins`, bool, shape (sets of tables, tables): which tables some GPUs may serve.
+    - `pins_of_gpu`: the set of each GPU.
+    - `together`: pairs of tables that one GPU has to serve, each table with the next of its group.
     - `replicas`, shape (kinds of GPUs, options, 1 + phases): bytes and seconds of an option's
       replicas on every GPU.
     - `replica_arena`, int64, shape (options,): arena of an option's replicas; -1 without replicas.
@@ -116,7 +123,11 @@ class Formulation:
         self.fixed = instance.objective.fixed / unit_s
         self.members = instance.objective.members
         hbm = (instance.hbm_bytes / self.unit_bytes).tolist()
-        self.gpus_of_kind = Counter(zip(instance.kind_of_gpu, hbm, strict=True))
+        self.pins, self.pins_of_gpu = _pins(instance)
+        whole = [instance.whole(table) for table in range(instance.tables)]
+        groups = [sorted(shard.table for shard in block) for block in instance.blocks(whole)]
+        self.together = [pair for group in groups for pair in pairwise(group)]
+        self.gpus_of_kind = Counter(zip(instance.kind_of_gpu, hbm, self.pins_of_gpu, strict=True))
         self.options: list[ShardingOption] = []
         self.layouts: list[Layout] = []
         tables: list[int] = []
@@ -215,7 +226,7 @@ class Formulation:
         of_shards = np.full(int(self.shard_of.max()) + 1, np.inf)
         np.minimum.at(of_shards, self.shard_of, of_parts)
         gpus = np.zeros(len(self.launches))
-        for (kind, _), count in self.gpus_of_kind.items():
+        for (kind, *_), count in self.gpus_of_kind.items():
             gpus[kind] += count
         costs = np.einsum("kof,f,k->o", self.replicas, weights, gpus)
         shards, first = np.unique(self.shard_of, return_index=True)
@@ -299,7 +310,7 @@ class Formulation:
             of_kinds: dict[int, tuple[Float, Float]] = {}
             for kind, gpu in enumerate(instance.kinds):
                 curve = (instance.free_curve if is_open else instance.curve)(shard, gpu)
-                room = max(hbm for each, hbm in self.gpus_of_kind if each == kind)
+                room = max(hbm for each, hbm, _ in self.gpus_of_kind if each == kind)
                 rows, split_s = curve.phase_s, curve.split_phase_s
                 if self.unit_dram:
                     rows = np.vstack((rows, curve.dram_bytes, np.arange(rows.shape[1])))
@@ -341,6 +352,17 @@ def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
     least: Float = np.minimum.reduceat(costs, starts)
     at = np.flatnonzero(costs == np.repeat(least, sizes))
     return least, at[np.searchsorted(at, starts)]
+
+
+def _pins(instance: Instance) -> tuple[npt.NDArray[np.bool_], list[int]]:
+    """Return the sets of tables that GPUs may serve, shape (sets, tables), and each GPU's set."""
+    every = np.ones(instance.gpus, dtype=bool)
+    allowed = [instance.allowed(table) for table in range(instance.tables)]
+    masks = np.array([every if mask is None else mask for mask in allowed])
+    sets, of_gpu = np.unique(masks.T, axis=0, return_inverse=True)
+    if len(sets) > _MOST_PINS:
+        return np.ones((1, instance.tables), dtype=bool), [0] * instance.gpus
+    return sets, of_gpu.ravel().tolist()
 
 
 def _layout(instance: Instance, table: int, option: ShardingOption) -> Layout:

@@ -28,6 +28,7 @@ class Group:
     gpus: int
     kind: int  # GPUs of one kind cost the same.
     hbm: float  # HBM of each GPU, in units of the formulation.
+    pins: int  # The set of tables that each GPU may serve, of the formulation's `pins`.
     widths: dict[int, int]  # Columns that each GPU serves of each decided table; 0 for none.
 
 
@@ -107,9 +108,9 @@ class Relaxed:
 
 
 def first_groups(formulation: Formulation) -> tuple[Group, ...]:
-    """Return the groups of all GPUs, by kind and HBM."""
+    """Return the groups of all GPUs, by kind, HBM and pins."""
     of_kind = sorted(formulation.gpus_of_kind.items())
-    return tuple(Group(gpus, kind, hbm, {}) for (kind, hbm), gpus in of_kind)
+    return tuple(Group(gpus, *kind, {}) for kind, gpus in of_kind)
 
 
 def undecided_sides(formulation: Formulation, node: Node, chosen: Float, served: Float) -> Float:

@@ -64,6 +64,7 @@ class GroupProgram:
         self._add_tables()
         self._add_arenas()
         self._add_decided()
+        self._add_together()
         self._add_loads()
         self._add_dram()
         self._add_singles()
@@ -73,6 +74,7 @@ class GroupProgram:
         f, node = self.formulation, self.node
         allowed = f.kind_of[self.parts, None] == self.kinds
         tables = f.part_table[self.parts]
+        allowed &= f.pins[[group.pins for group in node.groups]][:, tables].T
         for table in node.layouts:
             of_table = np.flatnonzero(tables == table)
             widths = np.array([group.widths[table] for group in node.groups])
@@ -180,6 +182,19 @@ class GroupProgram:
         for of_rows in (self.decided_of, self.side_of):
             mine = np.flatnonzero(of_rows[self.pair] >= 0)
             rows.add(of_rows[self.pair[mine]], self.point_at + mine, 1.0)
+
+    def _add_together(self) -> None:
+        """A group serves both tables of a pair that has to stay together, or none of them."""
+        f, rows, groups = self.formulation, self.rows, self.sizes.size
+        self.one_of, self.other_of = np.full((2, self.part.size), -1)
+        first = rows.block(len(f.together) * groups, 0.0, 0.0)
+        for number, pair in enumerate(f.together):
+            for of_rows, table in zip((self.one_of, self.other_of), pair, strict=True):
+                mine = np.flatnonzero(self.table == table)
+                of_rows[mine] = first + number * groups + self.group[mine]
+        for of_rows, value in ((self.one_of, 1.0), (self.other_of, -1.0)):
+            mine = np.flatnonzero(of_rows[self.pair] >= 0)
+            rows.add(of_rows[self.pair[mine]], self.point_at + mine, value)
 
     def _add_loads(self) -> None:
         """Limit the bytes of a group and its seconds in each phase, with replicas and launches."""
@@ -351,9 +366,10 @@ class GroupProgram:
         f = self.formulation
         fixed = -prices[self.serve_row + self.shard_at[self.part_at]]
         fixed -= prices[self.apart_row + self.apart_of]
-        of_rows = (self.arena_of, self.arena_row), (self.decided_of, 0), (self.side_of, 0)
-        for of, first in of_rows:
-            fixed -= np.where(of >= 0, prices[np.maximum(first + of, 0)], 0.0)
+        every = self.decided_of, self.side_of, self.one_of
+        for of in (np.where(self.arena_of < 0, -1, self.arena_row + self.arena_of), *every):
+            fixed -= np.where(of >= 0, prices[of], 0.0)
+        fixed += np.where(self.other_of >= 0, prices[self.other_of], 0.0)
         weights = np.empty((len(f.points), self.part.size))
         for row in range(1 + f.phases):
             weights[row] = -prices[self.load_row + row * groups + self.group]

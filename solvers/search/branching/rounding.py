@@ -21,6 +21,8 @@ def rounded(
     left, shards_on = relaxation.served.copy(), np.zeros(instance.gpus)
     pairs: list[tuple[TableShard, int]] = []
     replicas: list[TableShard] = []
+    # Tables that stay together are on the GPU of the first of them.
+    before, at_gpu = {other: one for one, other in f.together}, dict[int, int]()
     for table in range(instance.tables):
         at = np.flatnonzero(f.table_of[node.options] == table)
         number = int(node.options[at[relaxation.chosen[at].argmax()]])
@@ -39,25 +41,26 @@ def rounded(
             if group is None:
                 return None
             gpu = min(set(gpus[group]) - used, key=lambda gpu: (shards_on[gpu], gpu))
+            gpu = at_gpu[table] = at_gpu.get(before.get(table, -1), gpu)
             of_group = mine[f.kind_of[mine] == node.groups[group].kind]
             left[of_group, group] -= 1 / max(1, of_group.size)
             shards_on[gpu] += 1
             used.add(gpu)
             pairs.append((shard, gpu))
     for shard, gpu in pairs:
-        if instance.in_group(shard.table) or not instance.may_serve(shard, gpu):
+        if not instance.may_serve(shard, gpu):
             return None
     return Assignment.of(instance, pairs, replicas)
 
 
 def _gpus_of_groups(formulation: Formulation, node: Node) -> list[list[int]]:
     """Return the GPUs of each of a node's groups."""
-    hbm = formulation.instance.hbm_bytes / formulation.unit_bytes
-    kinds = np.array(formulation.instance.kind_of_gpu)
-    free = {
-        (kind, each): np.flatnonzero((kinds == kind) & (hbm == each)).tolist()
-        for kind, each in formulation.gpus_of_kind
-    }
+    instance = formulation.instance
+    hbm = (instance.hbm_bytes / formulation.unit_bytes).tolist()
+    free: dict[tuple[int, float, int], list[int]] = {}
+    for gpu, of in enumerate(zip(instance.kind_of_gpu, hbm, formulation.pins_of_gpu, strict=True)):
+        free.setdefault(of, []).append(gpu)
     return [
-        [free[group.kind, group.hbm].pop(0) for _ in range(group.gpus)] for group in node.groups
+        [free[group.kind, group.hbm, group.pins].pop(0) for _ in range(group.gpus)]
+        for group in node.groups
     ]
