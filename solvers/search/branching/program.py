@@ -370,7 +370,6 @@ class GroupProgram:
         of_parts = np.zeros((len(f.points), f.sizes.size))
         for group in range(groups):
             mine = np.flatnonzero(self.group == group)
-            of_parts[:] = 0.0
             of_parts[:, self.part[mine]] = weights[:, mine]
             extra = np.full(self.parts.size, np.inf)
             extra[self.part_at[mine]] = fixed[mine]
