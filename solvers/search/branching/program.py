@@ -330,7 +330,7 @@ class GroupProgram:
         bound = float((prices[paid] * np.where(prices > 0, low, high)[paid]).sum())
         head = due[: self.option_at]
         ends = np.where(head < 0, most[: self.option_at], least[: self.option_at])
-        bound += float((head * ends)[head != 0].sum())
+        bound += float((head * ends).sum())
         of_groups, points = self._cheapest(prices, groups)
         costs = due[self.option_at : self.point_at].copy()
         of_shards = np.full(self.firsts.size, np.inf)
