@@ -174,6 +174,8 @@ class TestPlans:
         back = from_sharding_plan(found, model, planner._topology, 64)
         ours = {(s.table, s.rows, s.cols, s.devices) for s in result.plan.shards}
         assert {(s.table, s.rows, s.cols, s.devices) for s in back.shards} == ours
+        assert planner.plan(model, []) == ShardingPlan({})
+        assert planner.result is None
 
     def test_equal_seeds_give_equal_plans(self) -> None:
         plans = [planner_of(16 * MIB).plan(model_with(*SIZES), SHARDERS) for _ in range(2)]
