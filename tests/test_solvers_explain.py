@@ -214,6 +214,8 @@ def test_the_hottest_row_binds_slices() -> None:
     hottest = [b for b in found.bindings if b.constraint == "hottest row"]
     assert [binding.device for binding in hottest] == ["gpu:0"]
     assert "91.0% of the lookups" in hottest[0].detail
+    work = next(binding for binding in found.bindings if binding.constraint == "work")
+    assert work.detail == "96% of its time there is kernel launches; the slowest device"
 
 
 def test_full_host_memory_binds() -> None:
