@@ -15,7 +15,7 @@ from solvers import solve
 from solvers.model.clock import Clock
 from solvers.result import Limits
 from solvers.search.candidates.placement import Group, Place, Space, State
-from solvers.search.candidates.search import _exchange, _fill, search
+from solvers.search.candidates.search import Pool, _exchange, _fill, prices_of, search
 
 RANKS = 2
 
@@ -61,6 +61,11 @@ def test_the_best_of_all_plans_is_found(seed: int) -> None:
         best = min(state.step_s for state in fitting)
         assert found.state.step_s == pytest.approx(best, rel=1e-9)
         assert found.limit_s <= best * (1 + 1e-9)
+    pool = Pool(tables, memory)
+    least = np.minimum.reduceat(pool.tier_bytes, pool.starts).sum()
+    for share in (0.4, 0.6, 0.8):  # At such prices, the cheapest candidates fit if any do.
+        used = pool.used(pool.priced(prices_of(pool, share))).sum()
+        assert used <= max(least, pool.capacity.sum() * share) * (1 + 1e-9)
 
 
 def test_candidates_that_others_are_as_good_as_are_left_out() -> None:

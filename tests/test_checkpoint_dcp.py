@@ -429,6 +429,27 @@ def test_a_block_that_was_not_saved_is_missed(saved: Path) -> None:
         loads(saved)
 
 
+def test_blocks_of_columns_are_joined(tmp_path: Path) -> None:
+    parts = {"left": torch.randn(5, 3), "right": torch.randn(5, 2)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(parts, checkpoint_id=tmp_path, no_dist=True)
+    metadata = unpickled(tmp_path)
+    whole, places = metadata.state_dict_metadata["left"], metadata.storage_data
+    right = metadata.state_dict_metadata.pop("right").chunks[0]
+    whole.size, right.offsets = torch.Size((5, 5)), torch.Size((0, 3))
+    whole.chunks.append(right)
+    at = next(iter(places))
+    places[replace(at, fqn="left", offset=right.offsets)] = places.pop(replace(at, fqn="right"))
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    expected = torch.cat(list(parts.values()), 1)
+    assert torch.equal(read_tensors(tmp_path)["left"].whole(), expected)
+    del whole.chunks[1]
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"lacks a part of rows 0\.\.5 of left"):
+        read_tensors(tmp_path)["left"].whole()
+
+
 def test_a_file_cut_short_is_named(saved: Path) -> None:
     path = saved / "__0_0.distcp"
     os.truncate(path, path.stat().st_size - 1)

@@ -114,6 +114,8 @@ def test_files_that_only_name_columns(tmp_path: Path) -> None:
     first = written(tmp_path, ["label,user"], "part-0.csv")
     second = written(tmp_path, ["label,user", "0,1", "1,2"], "part-1.csv")
     assert samples_of(open_log([first, second, first])) == 2
+    bare = written(tmp_path, ["label,user", "1,3"], "part-2")  # Of the format of the others.
+    assert samples_of(open_log([bare, second])) == 3
     refused(r"part-0\.csv names columns and has no sample", first)
 
 

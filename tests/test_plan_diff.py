@@ -196,7 +196,9 @@ def test_report() -> None:
     old = replace(old, solver=SolverRecord(step_time_s=2e-3))
     new = plan_of(TABLE, in_dram("t", (0, 100, 1), (0, 8)))
     new = replace(new, solver=SolverRecord(step_time_s=1e-3))
-    shown = diff_report(diff(old, new)).to_json()
+    report = diff_report(diff(old, new))
+    assert any(line.endswith("links, waiting for gpu:0 pcie out") for line in report.headline)
+    shown = report.to_json()
     assert (shown["moved_bytes"], shown["kept_bytes"]) == (3200, 0)
     assert shown["migration_s"] == migration(diff(old, new)).seconds > 0
     assert shown["waits_for"] == migration(diff(old, new)).waits_for

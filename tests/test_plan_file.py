@@ -223,6 +223,12 @@ def test_row_order_missing_or_altered(tmp_path: Path) -> None:
     hot_cold().save(path)
     order = next(tmp_path.glob("*.safetensors"))
     whole = order.read_bytes()
+    link = tmp_path / "link" / path.name
+    link.parent.mkdir()
+    link.symlink_to(path)
+    assert Plan.load(link) == Plan.load(path)
+    (link.parent / order.name).write_bytes(whole[:-1])  # What is beside the link counts first.
+    assert "SHA-256 differs" in error_of(link)
     order.write_bytes(whole[:-1])
     assert "SHA-256 differs" in error_of(path)
     order.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))

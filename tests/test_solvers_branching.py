@@ -26,7 +26,7 @@ from solvers.search.branching import (
     formulation,
     nodes,
 )
-from solvers.search.branching.branches import Branches
+from solvers.search.branching.branches import Branches, Examined
 from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout
 from solvers.search.branching.tree import relaxed
@@ -69,7 +69,19 @@ def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
     assert search.roots
     f, most, told_apart = search.formulation, search.limit, 0
     for table in range(fewer(first.instance.tables, 2)):
-        for layout in nodes.layouts_of(f, search.roots[0], table)[:6]:
+        layouts = nodes.layouts_of(f, search.roots[0], table)
+        # Where all may be of use, none is lost.
+        branches = Branches(
+            f,
+            [table],
+            False,
+            lambda parts: (Examined(part, None) for part in parts),
+            lambda: np.inf,
+        )
+        parts = branches.of(search.roots[0]) or []
+        left = {str(layout) for part in parts for layout in nodes.layouts_of(f, part, table)}
+        assert left == set(map(str, layouts))
+        for layout in layouts[:6]:
             cut = nodes.within_layouts(f, search.roots[0], table, [layout])
             found = relaxed(f, cut, most, 60.0, rounds=8)
             ways = list(nodes.ways_to_serve(cut.groups, table, layout))

@@ -214,6 +214,8 @@ def test_the_hottest_row_binds_slices() -> None:
     hottest = [b for b in found.bindings if b.constraint == "hottest row"]
     assert [binding.device for binding in hottest] == ["gpu:0"]
     assert "91.0% of the lookups" in hottest[0].detail
+    work = next(binding for binding in found.bindings if binding.constraint == "work")
+    assert work.detail == "96% of its time there is kernel launches; the slowest device"
 
 
 def test_full_host_memory_binds() -> None:
@@ -222,6 +224,11 @@ def test_full_host_memory_binds() -> None:
     problem = problem_of(table, topology=full)
     plan = Plan((table.table,), full, (in_dram("t", (0, 1000, 1), (0, 16)),))
     assert "dram" in {b.constraint for b in explain(problem, plan, "t", MODEL).bindings}
+    # A full GPU does not, once it has all rows.
+    held = replace(plan, shards=(in_hbm("t", (0, 1000, 1), (0, 16)),))
+    full = machine(1, hbm_bytes=MODEL.evaluate(problem, held).memory["gpu:0"].total_bytes)
+    problem, held = problem_of(table, topology=full), replace(held, topology=full)
+    assert "hbm" not in {b.constraint for b in explain(problem, held, "t", MODEL).bindings}
 
 
 def test_a_table_on_every_gpu_has_alternatives_and_no_margin() -> None:

@@ -200,6 +200,21 @@ def test_drift_is_weighed_over_the_horizon() -> None:
     # Hot rows are not where they were: what is kept is slower than it was.
     assert (by_horizon[0].old_step_time_s or 0) > (old.solver.step_time_s or 0) * 1.01
     assert 0 < many.break_even_steps < 10**9
+    # Without room for more buffers, the share of staged rows that lack them is read in place.
+    same = replace(now, topology=problem.topology)
+    kept = check(same, old, replan(same, MODEL, old, LIMITS, horizon_steps=0))
+    assert kept.name == "keep"
+    room, needed = (sum(s.staging_rows for s in p.shards) for p in (kept.plan, none.plan))
+    assert room < needed
+    in_place = [
+        replace(shard, lookup="uva", staging_rows=0) if shard.lookup == "staged" else shard
+        for shard in kept.plan.shards
+    ]
+    plans = kept.plan, replace(kept.plan, shards=tuple(in_place))
+    staged_s, in_place_s = (MODEL.evaluate(same.in_plan_order(p), p).step_time_s for p in plans)
+    share = 1 - room / needed
+    assert kept.step_time_s == pytest.approx(staged_s + share * (in_place_s - staged_s))
+    assert staged_s < in_place_s
 
 
 def test_refilling_moves_little_of_a_table_that_is_option_by_rows() -> None:

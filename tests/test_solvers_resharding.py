@@ -49,6 +49,14 @@ def test_ways_to_shard_a_table_are_rated_together_as_one_by_one(topology: Topolo
             checked += 1
     assert checked > 50
     assert assignment.shards == kept
+    # GPUs that held nothing else are left empty.
+    alone = Instance(problem_of(tables[0], topology=topology, batch_size=256), Roofline())
+    bound = lagrangian_bound(alone)
+    assignment = construct(alone, bound, bound.step_time_s)
+    assert assignment is not None
+    left = Without(assignment, 0).kept
+    assert sorted(left) == [gpu for gpu, shards in enumerate(assignment.shards) if shards]
+    assert not any(left.values())
 
 
 @pytest.mark.filterwarnings("error")

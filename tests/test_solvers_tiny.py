@@ -17,6 +17,7 @@ from tiny_problems import tight_problem, tiny_problem, with_server
 
 from cost_models import Calibrated, Roofline
 from placer import AccessCdf, Feature, Problem, Table, TableProfile
+from placer.constraints.constraints import Constraints, TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.memory import device_memory, row_map_bytes
 from placer.plan.verify import violations
@@ -150,6 +151,11 @@ def test_servers_without_gpus(seed: int) -> None:
     """
     problem = with_server(seed)
     assert problem.topology.servers
+    ruled = replace(problem, constraints=Constraints.of({"*": TableRule(tier="hbm")}))
+    allowed = Instance(ruled, Roofline()).allowed(0)
+    assert allowed is not None
+    on_gpus = [gpu in problem.topology.gpus for gpu in problem.topology.serving]
+    assert allowed.tolist() == on_gpus
     best_s, _ = Enumeration(problem, Roofline()).best()
     if np.isfinite(best_s):
         instance = Instance(problem, Roofline())

@@ -492,6 +492,7 @@ def test_axes_and_models() -> None:
     # The paper's ranges.
     assert (min(AXES["dense"]), max(AXES["dense"])) == (64, 4096)
     assert (min(AXES["sparse"]), max(AXES["sparse"])) == (4, 128)
+    assert all(list(values) == sorted(set(values)) for values in AXES.values())
     assert with_overrides("m2", ["pooling=3"]) == replace(MODELS["m2"], pooling=3)
     sizes = {name: one.profile().total_bytes / 1e9 for name, one in MODELS.items()}
     assert 10 < sizes["m2"] < 100

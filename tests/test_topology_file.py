@@ -135,6 +135,7 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         ((", memory: 64GiB", ""), "hosts[0].memory: Field required"),
         (("links:", "cables: []\nlinks:"), "cables: no such field"),
         (('id: "gpu:0"', 'id: "gpu:[3-1]"'), "must ascend"),
+        (('id: "gpu:0"', 'id: "gpu:[1-65537]"'), "at most 65536 devices"),
         (('id: "gpu:0"', 'id: "gpu:[a]"'), "not an id"),
         (("gpus:", "gpus: {"), "is not a topology file"),
         ((SMALL, "just words"), "holds a str"),

@@ -271,7 +271,7 @@ class _Replanning:
         try:
             step_time_s = model.evaluate(ordered, plan).step_time_s
             # Rows that do not fit in the old plan's staging buffers are read in place.
-            share = staying.in_place_share(ordered, model, plan) if name == KEEP else 0.0
+            share = staying.in_place_share(self.problem, model, plan) if name == KEEP else 0.0
             if share:
                 in_place_s = model.evaluate(ordered, staying.read_in_place(plan)).step_time_s
                 step_time_s += share * max(0.0, in_place_s - step_time_s)

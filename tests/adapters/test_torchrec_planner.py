@@ -42,6 +42,7 @@ import solvers
 from cost_models.torchrec.estimates import ProfileCacheStatistics
 from placer import Profile, Table
 from placer.adapters.torchrec import from_sharding_plan, load_state_dict
+from placer.adapters.torchrec.read import topology_of
 from placer.errors import BackendError
 from placer.plan.verify import violations
 from solvers import PlacerPlanner
@@ -174,6 +175,8 @@ class TestPlans:
         back = from_sharding_plan(found, model, planner._topology, 64)
         ours = {(s.table, s.rows, s.cols, s.devices) for s in result.plan.shards}
         assert {(s.table, s.rows, s.cols, s.devices) for s in back.shards} == ours
+        assert planner.plan(model, []) == ShardingPlan({})
+        assert planner.result is None
 
     def test_equal_seeds_give_equal_plans(self) -> None:
         plans = [planner_of(16 * MIB).plan(model_with(*SIZES), SHARDERS) for _ in range(2)]
@@ -267,6 +270,8 @@ class TestConstraints:
             f"t{n}": ParameterConstraints(sharding_types=[kind], min_partition=32) for n in (0, 1)
         }
         topology = machine_of(64 * MIB, 4, local=2)
+        joined = [link.a for link in topology_of(topology).links if link.kind == "network"]
+        assert joined == ["host:0", "host:1"]
         _, plan = planned((1000, 128), (900, 64), constraints=asked, topology=topology)
         for own in plan.values():
             assert own.sharding_type == kind

@@ -160,6 +160,17 @@ def test_a_row_of_a_closed_step_is_written_back_when_others_need_its_entry() -> 
     assert model.hit_rates().lookups == 0  # type: ignore[union-attr]
 
 
+def test_lookups_by_table_are_counted_in_64_steps_and_then_in_one_of_eight() -> None:
+    table = Table("t", 10, 4, features=(Feature("t"),))
+    shards = [shard(table, (0, 5, 1)), shard(table, (5, 10, 1), memory="dram")]
+    model = model_of(plan_of([table], shards), "tiered")
+    model.count_by_table()
+    for step in range(1, 73):  # The last one stands for eight.
+        lookups = torch.tensor([7 if step == 72 else 0]), torch.arange(2), None
+        model(BagBatch.from_features({"t": lookups}, ["t"]))
+    assert model.hit_rates().tables == {"t": 64 / 72}  # type: ignore[union-attr]
+
+
 def test_what_is_only_read_is_not_written_back() -> None:
     model = model_of(split_plan("staged", 9), "tiered")
     before = contents(model)

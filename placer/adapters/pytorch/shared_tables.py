@@ -118,6 +118,8 @@ class SharedTables:
         for tensor in before.tensors():
             after.overwrite(tensor, before.read(tensor))
         self.whole.keys.load_state(old.keys.state())
+        for table in self.tables.values():
+            table.weight_changes()  # Cached rows are on the old device.
         old.close()
 
     def close(self) -> None:

@@ -84,7 +84,6 @@ class PlacedTable:
 
     def _place(self, device: torch.device, weight: Weight) -> None:
         (self.table,) = self.plan.tables
-        self._frozen_rows.clear()
         self._own: Embeddings | None = None
         if self.shared.world > 1:
             self.shared.write(self, weight)

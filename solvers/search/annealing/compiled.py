@@ -32,12 +32,11 @@ def compiled(function: Callable[P, R], inline: str = "never") -> Callable[P, R]:
         "inline": inline,
         "_nrt": False,
     }
-    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
-        return function
     made: Any = numba.njit(**options)(function)
-    # Numba compares the function's own module. Code from other modules of this package is in it.
-    kept = made._cache._cache_file
-    kept._source_stamp = kept._source_stamp, stamp(Path(__file__).parent)
+    if made is not function:  # It is if the variable NUMBA_DISABLE_JIT is set.
+        # Numba compares the function's module. Code from others of this package is in it, too.
+        kept = made._cache._cache_file
+        kept._source_stamp = kept._source_stamp, stamp(Path(__file__).parent)
     result: Callable[P, R] = made
     return result
 

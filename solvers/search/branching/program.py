@@ -345,7 +345,7 @@ class GroupProgram:
         bound = float((prices[paid] * np.where(prices > 0, low, high)[paid]).sum())
         head = due[: self.option_at]
         ends = np.where(head < 0, most[: self.option_at], least[: self.option_at])
-        bound += float((head * ends)[head != 0].sum())
+        bound += float((head * ends).sum())
         of_groups, points = self._cheapest(prices, groups)
         costs = due[self.option_at : self.point_at].copy()
         of_shards = np.full(self.firsts.size, np.inf)
@@ -386,7 +386,6 @@ class GroupProgram:
         of_parts = np.zeros((len(f.points), f.sizes.size))
         for group in range(groups):
             mine = np.flatnonzero(self.group == group)
-            of_parts[:] = 0.0
             of_parts[:, self.part[mine]] = weights[:, mine]
             extra = np.full(self.parts.size, np.inf)
             extra[self.part_at[mine]] = fixed[mine]
