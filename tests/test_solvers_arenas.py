@@ -135,14 +135,19 @@ def test_an_arena_takes_what_its_plan_does_with_one_row_in_hbm_or_all_but_one(co
 
 
 @pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "ilp", "auto"], "greedy-cost"))
-def test_no_plan_is_faster_than_the_bound(solver: str) -> None:
-    for seed in range(fewer(6, 2)):
+def test_no_plan_of_a_solver_is_faster_than_its_bound(solver: str) -> None:
+    for seed in range(2):
         asked = problem(2, seed)
-        result = solve(asked, solver=solver, cost_model=MODEL, max_steps=60, seed=0)
+        result = solve(asked, solver=solver, cost_model=MODEL, max_steps=12, seed=0)
         assert result.plan is not None
         assert result.bound_s is not None
         assert result.step_time_s == MODEL.evaluate(asked, result.plan).step_time_s
         assert result.bound_s <= result.step_time_s * (1 + 1e-9)
+
+
+def test_no_plan_at_all_is_faster_than_the_bound() -> None:
+    for seed in range(fewer(4, 1)):
+        asked = problem(2, seed)
         roomy = replace(asked, topology=asked.topology.with_memory(hbm=1 << 30))
         instance, rng = Instance(roomy, MODEL), random.Random(seed)
         bound_s = solve(roomy, solver="greedy-cost", cost_model=MODEL, max_steps=9).bound_s
