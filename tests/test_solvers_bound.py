@@ -258,7 +258,7 @@ class Enumerated:
     @cached_property
     def solved(self) -> list[Solved]:
         make, number = KINDS[self.kind]
-        number = fewer(number, 10)
+        number = fewer(number, 6)
         # Copies cost little where they run ahead: half of the problems have them in the step.
         problems = [
             replace(make(seed), pipeline=PIPELINES[seed % len(PIPELINES)]) for seed in range(number)
@@ -403,6 +403,7 @@ def replicated_and_wide(hbm_bytes: int) -> Problem:
     )
 
 
+@pytest.mark.slow
 def test_rows_that_every_gpu_has_to_hold_leave_less_room() -> None:
     problem = replicated_and_wide(260 << 20)
     assert impossible(Instance(problem, Roofline())) is None
@@ -771,6 +772,7 @@ def test_limits_of_many_gpus_at_once_are_those_of_each(gpus: list[list[CostCurve
     assert phases_at(sums, rooms).tolist() == each
 
 
+@pytest.mark.slow
 def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
