@@ -40,7 +40,7 @@ settings.register_profile(
 settings.register_profile(
     "ci", settings.get_profile("here"), derandomize=True, database=None, print_blob=True
 )
-settings.register_profile("fast", settings.get_profile("ci"), max_examples=10)
+settings.register_profile("fast", settings.get_profile("ci"), max_examples=6)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 _numbers = itertools.count()

@@ -11,7 +11,7 @@ from itertools import product
 import pytest
 from hypothesis import settings
 
-FEWEST = 5
+FEWEST = 3
 """Examples that hypothesis tries at least."""
 
 

@@ -233,8 +233,8 @@ KINDS: dict[str, tuple[Callable[[int], Problem], int]] = {
     "four": (four, 16),
     "crossed": (crossed, 16),
     "one large": (one_large, 16),
-    "constrained": (constrained, 24),
-    "sharing": (sharing, 48),
+    "constrained": (constrained, 40),
+    "sharing": (sharing, 80),
     "pooling": (pooling, 12),
 }
 """Kinds of tiny problems that are solved by enumeration, and how many of each."""
@@ -294,7 +294,7 @@ def test_the_enumeration_is_of_true_plans(solved: list[Solved]) -> None:
 def test_the_problems_are_of_all_kinds() -> None:
     cases = [case for enumerated in _ENUMERATED.values() for case in enumerated.solved]
     plans = [case.plan for case in cases if case.plan is not None]
-    assert len(cases) == 162
+    assert len(cases) == 210
     assert len(cases) / 2 < len(plans) < len(cases)
     assert {len(case.problem.topology.hosts) for case in cases} == {1, 2}
     shards = [shard for plan in plans for shard in plan.shards]

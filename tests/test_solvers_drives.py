@@ -160,7 +160,7 @@ def test_leaving_out_a_choice_is_never_better(machine: str) -> None:
 
     def step_s(topology: Topology, *widths: str) -> float:
         problem = Problem(profile, topology, 512, widths=widths)  # type: ignore[arg-type]
-        found = solve(problem, time_limit_s=600, max_steps=30, threads=1)
+        found = solve(problem, time_limit_s=600, max_steps=6, threads=1)
         return float("inf") if found.step_time_s is None else found.step_time_s
 
     both = step_s(small.with_memory(ssd="1GiB"), "int8")

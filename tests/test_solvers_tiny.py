@@ -142,7 +142,7 @@ def test_no_bound_is_above_the_best_plan(seed: int, why: str) -> None:
     check(problem, solved(problem))
 
 
-@pytest.mark.parametrize("seed", mostly_slow([*range(4), *range(5, 24)], 0, 2, 17))
+@pytest.mark.parametrize("seed", mostly_slow([*range(4), *range(5, 24)], 0, 17))
 def test_servers_without_gpus(seed: int) -> None:
     """No bound is above the best of all plans, and `auto` finds one that is as good.
 
@@ -178,7 +178,7 @@ def test_searches_know_what_is_of_no_shard(seed: int, other: str, why: str) -> N
     assert mine <= others * (1 + 1e-6), why
 
 
-@pytest.mark.parametrize("seed", range(40, 46))
+@pytest.mark.parametrize("seed", mostly_slow(range(40, 46), 40, 41))
 def test_lines_are_above_the_bytes_of_no_number_of_hot_rows(seed: int) -> None:
     problem, model = tiny_problem(seed), Roofline()
     all_plans = Enumeration(problem, model)
