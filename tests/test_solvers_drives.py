@@ -160,12 +160,13 @@ def test_leaving_out_a_choice_is_never_better(machine: str) -> None:
 
     def step_s(topology: Topology, *widths: str) -> float:
         problem = Problem(profile, topology, 512, widths=widths)  # type: ignore[arg-type]
-        found = solve(problem, time_limit_s=600, max_steps=6, threads=1)
+        found = solve(problem, time_limit_s=600, max_steps=30, threads=1)
         return float("inf") if found.step_time_s is None else found.step_time_s
 
     both = step_s(small.with_memory(ssd="1GiB"), "int8")
     assert both <= 1.01 * step_s(small.with_memory(ssd="1GiB"))
-    assert both <= 1.01 * step_s(small, "int8")
+    if small.servers:  # Without drives, nothing else has room for all rows.
+        assert both <= 1.01 * step_s(small, "int8")
 
 
 def test_drives_bind_where_they_hold_rows_that_are_read() -> None:
