@@ -492,7 +492,7 @@ def jobs_of(world: int) -> list[Job]:
     ]
     jobs += [(f"saved {name}", saved, (MANY[name],)) for name in SAVED]
     if world > 1:
-        jobs += [(f"ahead {name}", ahead, (MANY[name], fewer(3 * STEPS, 10))) for name in AHEAD]
+        jobs += [(f"ahead {name}", ahead, (MANY[name], fewer(3 * STEPS, 8))) for name in AHEAD]
         jobs += [("other batches", other_batches, (MANY["lru"],)), ("dropped", dropped, ())]
         jobs += [("parts", parts_by_themselves, (MANY["lru"],)), ("refused", refused, ())]
     left_out = {"vocabulary sgd", "vocabulary adagrad", "vocabulary rowwise_adagrad"}
