@@ -33,11 +33,10 @@ def compiled(function: Callable[P, R], inline: str = "never") -> Callable[P, R]:
         "_nrt": False,
     }
     made: Any = numba.njit(**options)(function)
-    if made is function:  # The variable NUMBA_DISABLE_JIT is set.
-        return function
-    # Numba compares the function's own module. Code from other modules of this package is in it.
-    kept = made._cache._cache_file
-    kept._source_stamp = kept._source_stamp, stamp(Path(__file__).parent)
+    if made is not function:  # As it is where the variable NUMBA_DISABLE_JIT is set.
+        # Numba compares the own module. Code from others of this package is in it.
+        kept = made._cache._cache_file
+        kept._source_stamp = kept._source_stamp, stamp(Path(__file__).parent)
     result: Callable[P, R] = made
     return result
 
