@@ -1,4 +1,6 @@
-"""Estimate prices of memory, and bound steps by the hosts' memory alone."""
+"""Estimate prices of memory, and bound steps by a part of the machine alone."""
+
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +60,50 @@ def prices_around(price: float) -> Float:
         return np.array([0.0])
     around = np.geomspace(price / _PRICE_SPAN, price * _PRICE_SPAN, _PRICES)
     return np.concatenate(([0.0], around))
+
+
+def constrained_bound(instance: Instance) -> float:
+    """Return the bound by pinned and grouped tables alone, without a step's fixed time.
+
+    If only some GPUs may serve some tables, these tables alone are a problem for these GPUs alone.
+    The argument is that for all tables on all GPUs, at each price of HBM. A group of tables is a
+    problem for one GPU.
+    """
+    if not instance.problem.constraints:
+        return 0.0
+    is_gpu = np.arange(instance.gpus) < instance.gpus - instance.servers
+    limited = []
+    for block in instance.blocks(instance.whole(table) for table in range(instance.tables)):
+        may_serve = instance.open_gpus(block)
+        if not may_serve[~is_gpu].any() and (len(block) > 1 or not may_serve[is_gpu].all()):
+            limited.append((block, may_serve))
+    if not limited:
+        return 0.0
+    prices = instance.prices[1:]  # The first is infinite.
+    none, extra_s = np.zeros_like(prices), instance.sharding_overhead_s
+    pricer = OptionPricer(instance, prices, none, none + 1.0, np.inf)
+
+    @cache
+    def least_s(table: int) -> Float:
+        costs = pricer.every(table) if extra_s is None else pricer.uncut(table, extra_s)
+        least: Float = costs.priced_s.min(axis=0)
+        return least
+
+    work_s = np.array(
+        [sum(least_s(instance.alike[one.table]) for one in block) for block, _ in limited]
+    )
+    every = np.array([may_serve for _, may_serve in limited])
+    masks, of_block = np.unique(every, axis=0, return_inverse=True)
+    of_masks = np.zeros((len(masks), prices.size))
+    np.add.at(of_masks, of_block.ravel(), work_s)
+    # Whether all GPUs of a mask are among those of another one.
+    within = masks.astype(np.float32) @ (~masks).T == 0
+    of_masks = within.T @ of_masks - (masks @ instance.hbm_bytes)[:, None] * prices
+    of_masks /= masks.sum(axis=1)[:, None]
+    is_group = [len(block) > 1 for block, _ in limited]
+    largest = (every * instance.hbm_bytes).max(axis=1)[:, None]
+    of_groups = (work_s - largest * prices)[is_group]
+    return max(0.0, float(of_masks.max()), float(of_groups.max(initial=0.0)))
 
 
 def rough_prices(instance: Instance) -> tuple[float, tuple[float, float, float]]:

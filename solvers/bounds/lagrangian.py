@@ -28,7 +28,12 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from solvers.bounds.hbm_prices import prices_around, prices_near_full_hbm, rough_prices
+from solvers.bounds.hbm_prices import (
+    constrained_bound,
+    prices_around,
+    prices_near_full_hbm,
+    rough_prices,
+)
 from solvers.bounds.option_costs import OptionCosts, OptionPricer
 from solvers.model.instance import Instance, ShardingOption
 
@@ -128,7 +133,8 @@ def lagrangian_bound(
         return _refined(instance, 0.0, around, _SERVED_PRICES, known_s=rough_s)
     if known is None:
         prices, dram_s = prices_near_full_hbm(instance)
-        dram_s = max(0.0, dram_s - instance.fixed_s)  # The fixed time of a step is not part of it.
+        # The fixed time of a step is not part of it.
+        dram_s = max(0.0, dram_s - instance.fixed_s, constrained_bound(instance))
     else:
         prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
     dram_price = 0.0 if known is None else known.dram_price
