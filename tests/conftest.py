@@ -40,7 +40,7 @@ settings.register_profile(
 settings.register_profile(
     "ci", settings.get_profile("here"), derandomize=True, database=None, print_blob=True
 )
-settings.register_profile("fast", settings.get_profile("ci"), max_examples=10)
+settings.register_profile("fast", settings.get_profile("ci"), max_examples=6)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 _numbers = itertools.count()
@@ -53,11 +53,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[object] | None:
-    """Leave slow tests uncollected, whatever number of cases they have."""
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> list[object] | None:
+    """Leave slow tests uncollected, whatever number of cases they have.
+
+    A class that inherits tests has the names of those that are slow for it in ``slow_tests``.
+    """
+    if not collector.config.option.markexpr.startswith("not slow"):
+        return None
     marks = getattr(obj, "pytestmark", ())
-    leaves_out = collector.config.option.markexpr.startswith("not slow")
-    return [] if leaves_out and any(mark.name == "slow" for mark in marks) else None
+    slow = name in getattr(getattr(collector, "obj", None), "slow_tests", ())
+    return [] if slow or any(mark.name == "slow" for mark in marks) else None
 
 
 def pytest_collection_finish() -> None:

@@ -5,12 +5,13 @@ options runs everything.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import combinations as subsets
 from itertools import product
 
 import pytest
 from hypothesis import settings
 
-FEWEST = 5
+FEWEST = 3
 """Examples that hypothesis tries at least."""
 
 
@@ -48,18 +49,32 @@ def covering(cases: Iterable[Sequence[object]]) -> list[object]:
     [(1, 'a'), (2, 'b')]
     """
     cases = [tuple(case) for case in cases]
-    unseen = {pair for case in cases for pair in enumerate(case)}
-    fast = set()
-    while unseen:
-        most = max(cases, key=lambda case: len(unseen.intersection(enumerate(case))))
-        fast.add(most)
-        unseen.difference_update(enumerate(most))
+    fast = set(_few(cases, 1))
     return _wanted([pytest.param(*case) if case in fast else _slow(case) for case in cases])
 
 
 def combinations(names: str, *values: Iterable[object]) -> pytest.MarkDecorator:
-    """Parametrize by all combinations of values, all of them slow but a few with every value."""
-    return pytest.mark.parametrize(names, covering(product(*values)))
+    """Parametrize by combinations of values, all of them slow but a few with every value.
+
+    Of two parameters these are all combinations; of more, enough for every two values to meet.
+    """
+    return pytest.mark.parametrize(names, covering(_few(list(product(*values)), 2)))
+
+
+def _few(cases: list[tuple[object, ...]], together: int) -> list[tuple[object, ...]]:
+    """As few of the cases as have all that so many values of one case at a time have together.
+
+    >>> _few([(1, "a", 0), (1, "b", 0), (2, "a", 0), (2, "b", 0)], 1)
+    [(1, 'a', 0), (2, 'b', 0)]
+    """
+    parts = {case: {*subsets(enumerate(case), together)} for case in cases}
+    unseen = set().union(*parts.values())
+    found = set()
+    while unseen:
+        most = max(cases, key=lambda case: len(unseen & parts[case]))
+        found.add(most)
+        unseen -= parts[most]
+    return [case for case in cases if case in found]
 
 
 def _wanted(cases: list[object]) -> list[object]:

@@ -73,7 +73,7 @@ def test_a_random_workload_is_the_same_however_many_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiers", "gpus"), mostly_slow([(True, 1), (False, 1), (True, 2)], (False, 1), (True, 2))
+    ("tiers", "gpus"), mostly_slow([(True, 1), (False, 1), (True, 2)], (True, 2))
 )
 def test_cases_to_calibrate_with_meet_every_constant_early(tiers: bool, gpus: int) -> None:
     cases = list(calibration_cases(Setting("tiered" if tiers else "numba", ranks=gpus)))
@@ -236,6 +236,7 @@ def test_what_exchanges_take_is_found_again() -> None:
         assert found.constants[term].value_s == pytest.approx(SECONDS[term], rel=0.05)
 
 
+@pytest.mark.slow
 def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
     cases = first(calibration_cases(TIERED), 120)
     measured = dataset(cases, TIERED, noise=0.1)
@@ -303,6 +304,7 @@ def test_where_tiers_are_one_memory_every_lookup_costs_the_same() -> None:
     assert here == pytest.approx(there)
 
 
+@pytest.mark.slow
 def test_outliers_move_constants_little() -> None:
     cases = first(calibration_cases(TIERED), 120)
     clean = dataset(cases, TIERED)

@@ -107,6 +107,7 @@ def test_the_picture_of_several_machines_names_them(workbench: Workbench, tmp_pa
         assert f"<!-- {name} · 1 GiB of HBM per GPU · roofline" in text
 
 
+@pytest.mark.slow
 def test_a_plan_with_servers_without_gpus(tmp_path: Path) -> None:
     """Pinned there, and moved when one of them goes."""
     rules, plan, page = (tmp_path / name for name in ("rules.yaml", "plan.json", "page.html"))

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import kendalltau
 
 from cost_models import Calibrated, CostModel
 from cost_models.calibrated.fit import calibrate
@@ -37,6 +36,8 @@ def predicted(model: CostModel, cases: list[Case]) -> np.ndarray:
 def rank_agreement(cases: list[Case], guessed: np.ndarray, measured: np.ndarray) -> float:
     """Kendall's τ over one workload's plans, the mean over workloads of many plans."""
     names = np.array([case.workload for case in cases])
+    from scipy.stats import kendalltau  # Importing it takes more than a second.
+
     many = [name for name in sorted(set(names)) if np.count_nonzero(names == name) >= 20]
     assert len(many) == 6
     return float(

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from fast_and_full import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data.formats.delimited import DelimitedSource
@@ -74,7 +75,7 @@ def samples(file: Path, names: list[str], separator: str, missing: str) -> objec
         return str(error)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(logs(), st.sampled_from(["zero", "empty"]))
 def test_samples_are_those_of_arrow(
     tmp_path_factory: pytest.TempPathFactory, log: tuple[list[str], str, str], missing: str

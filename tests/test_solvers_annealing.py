@@ -281,7 +281,7 @@ def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
 
     def stop() -> bool:
         asked_in.append(threading.current_thread())
-        return len(asked_in) > 100
+        return len(asked_in) > 20
 
     instance = Instance(problem(), Roofline())
     bound = lagrangian_bound(instance)

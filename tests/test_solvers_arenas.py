@@ -95,7 +95,7 @@ def test_what_arenas_take_by_hand() -> None:
 @pytest.mark.parametrize("gpus", [1, 3])
 def test_assignments_take_what_their_plans_do(gpus: int) -> None:
     """Before and after local search, whose ratings leave arenas out."""
-    for seed in range(fewer(12, 4)):
+    for seed in range(fewer(12, 2)):
         instance = Instance(problem(gpus, seed), MODEL)
         placements = random_placements(instance, random.Random(seed))
         found = Assignment.of(instance, [(one.shard, one.gpu) for one in placements])
@@ -135,14 +135,19 @@ def test_an_arena_takes_what_its_plan_does_with_one_row_in_hbm_or_all_but_one(co
 
 
 @pytest.mark.parametrize("solver", mostly_slow(["greedy-cost", "ilp", "auto"], "greedy-cost"))
-def test_no_plan_is_faster_than_the_bound(solver: str) -> None:
-    for seed in range(fewer(6, 2)):
+def test_no_plan_of_a_solver_is_faster_than_its_bound(solver: str) -> None:
+    for seed in range(2):
         asked = problem(2, seed)
-        result = solve(asked, solver=solver, cost_model=MODEL, max_steps=60, seed=0)
+        result = solve(asked, solver=solver, cost_model=MODEL, max_steps=12, seed=0)
         assert result.plan is not None
         assert result.bound_s is not None
         assert result.step_time_s == MODEL.evaluate(asked, result.plan).step_time_s
         assert result.bound_s <= result.step_time_s * (1 + 1e-9)
+
+
+def test_no_plan_at_all_is_faster_than_the_bound() -> None:
+    for seed in range(fewer(4, 1)):
+        asked = problem(2, seed)
         roomy = replace(asked, topology=asked.topology.with_memory(hbm=1 << 30))
         instance, rng = Instance(roomy, MODEL), random.Random(seed)
         bound_s = solve(roomy, solver="greedy-cost", cost_model=MODEL, max_steps=9).bound_s
@@ -152,7 +157,10 @@ def test_no_plan_is_faster_than_the_bound(solver: str) -> None:
             assert MODEL.evaluate(roomy, plan).step_time_s >= bound_s * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("replicas_s", "replicates"), [(0.0, True), (1e-4, True), (1.0, False)])
+@pytest.mark.parametrize(
+    ("replicas_s", "replicates"),
+    mostly_slow([(0.0, True), (1e-4, True), (1.0, False)], (1e-4, True), (1.0, False)),
+)
 def test_nothing_is_replicated_where_its_collectives_take_longer(
     replicas_s: float, replicates: bool
 ) -> None:
@@ -221,6 +229,7 @@ def test_homes_of_arenas_give_way_to_what_users_ask_for() -> None:
         assert {0, 2} <= {shard.table for shard in one.shards[1]}
 
 
+@pytest.mark.slow
 def test_many_arenas_of_few_rows_stay_whole() -> None:
     """Launches take most of a step, so cut tables would take almost twice as long as whole ones."""
     sizes = [(30_000_000, 8, "adagrad"), (44_926, 8, "rowwise_adagrad"), (27, 64, "adam"),

@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from fast_and_full import fewer
 from plan_cases import machine
 from problem_cases import counted_table, problem_of, resident_buffers, unequal_machine, zipf_table
 
@@ -126,7 +127,7 @@ def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> Non
 
 def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:
     """Of every bandwidth and of launches: as the model says when it is asked again."""
-    for seed in (0, 3, 5):  # Of the first six those that have a plan.
+    for seed in (0, 3, 5)[: fewer(3, 1)]:  # Of the first six those that have a plan.
         problem = random_problem(seed)
         plan = solve(problem, "greedy-cost").plan
         assert plan is not None

@@ -71,7 +71,7 @@ def driven(seed: int, *, served: bool = False) -> Problem:
 
 @pytest.mark.usefixtures("few_shares")
 @pytest.mark.parametrize(
-    "seed", mostly_slow([3, 5, 6, 8, 9, 16, 17, 26, 28, 31, 34, 44, 54, 222], 6, 222)
+    "seed", mostly_slow([3, 5, 6, 8, 9, 16, 17, 26, 28, 31, 34, 44, 54, 222], 6)
 )
 def test_plans_on_drives_against_the_best_of_all(seed: int) -> None:
     """On 222, drives of hosts differ, and are slower than what the bound takes for all of them."""
@@ -134,7 +134,7 @@ def test_curves_equal_plans(row_slices: int, home: ColdHome) -> None:
 
 def test_a_plan_with_drives_is_sound_and_reads_back(tmp_path: Path) -> None:
     problem = small_memories()
-    result = solve(problem, time_limit_s=20, max_steps=200, threads=1)
+    result = solve(problem, "greedy-cost", max_steps=30, threads=1)
     plan = result.plan
     assert plan is not None
     assert not violations(plan)
@@ -160,12 +160,13 @@ def test_leaving_out_a_choice_is_never_better(machine: str) -> None:
 
     def step_s(topology: Topology, *widths: str) -> float:
         problem = Problem(profile, topology, 512, widths=widths)  # type: ignore[arg-type]
-        found = solve(problem, time_limit_s=30, max_steps=300, threads=1)
+        found = solve(problem, time_limit_s=600, max_steps=30, threads=1)
         return float("inf") if found.step_time_s is None else found.step_time_s
 
     both = step_s(small.with_memory(ssd="1GiB"), "int8")
     assert both <= 1.01 * step_s(small.with_memory(ssd="1GiB"))
-    assert both <= 1.01 * step_s(small, "int8")
+    if small.servers:  # Without drives, nothing else has room for all rows.
+        assert both <= 1.01 * step_s(small, "int8")
 
 
 def test_drives_bind_where_they_hold_rows_that_are_read() -> None:
@@ -188,7 +189,7 @@ def test_drives_bind_where_they_hold_rows_that_are_read() -> None:
 def test_rules_of_drives_and_widths(rule: TableRule, keeps_off: object) -> None:
     problem = replace(small_memories(), topology=Topology.parse("2xt4", hbm="1GiB", ssd="8GiB"))
     ruled = replace(problem, constraints=Constraints.of({"*": rule}))
-    plan = solve(ruled, time_limit_s=20, max_steps=50, threads=1).plan
+    plan = solve(ruled, time_limit_s=600, max_steps=15, threads=1).plan
     assert plan is not None
     assert not any(keeps_off(shard) for shard in plan.shards if shard.row_count)  # type: ignore[operator]
 

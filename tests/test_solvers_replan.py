@@ -36,7 +36,7 @@ from solvers.report.whatif import replan_report
 from solvers.search.old_placement import OldTable, old_assignment
 
 MODEL = Roofline()
-LIMITS = Limits(time_limit_s=60)
+LIMITS = Limits(time_limit_s=600, max_steps=60)
 
 INDEX_BYTES = int(index_buffer_bytes(zipf_table("t", 1).table, 1, 1))
 HBM = (50 << 10) + 160 * INDEX_BYTES
@@ -63,6 +63,7 @@ def drifted(profile: TableProfile, seed: int) -> TableProfile:
     return replace(profile, cdf=cdf, counts=counts)
 
 
+@cache
 @cache
 def before(pipeline: Pipeline = "look-ahead") -> tuple[Problem, Plan]:
     """Five tables that two hosts' four GPUs do not hold, and a plan.

@@ -174,7 +174,7 @@ def test_limits_that_are_reached_at_once(name: str, limit: str) -> None:
 @every_strategy
 def test_more_steps_are_no_worse(name: str) -> None:
     problem = PROBLEMS["two hosts"]()
-    times = [run(name, problem, max_steps=steps).step_time_s for steps in (0, 3, 1000)]
+    times = [run(name, problem, max_steps=steps).step_time_s for steps in (0, 3, 40)]
     # Bytes of which curves make a little less than plans cost a little time now and then.
     assert all(later <= earlier * 1.001 for earlier, later in pairwise(times))  # type: ignore[operator]
 

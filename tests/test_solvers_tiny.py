@@ -143,7 +143,7 @@ def test_no_bound_is_above_the_best_plan(seed: int, why: str) -> None:
     check(problem, solved(problem))
 
 
-@pytest.mark.parametrize("seed", mostly_slow([*range(4), *range(5, 24)], 0, 2, 17))
+@pytest.mark.parametrize("seed", mostly_slow([*range(4), *range(5, 24)], 0, 17))
 def test_servers_without_gpus(seed: int) -> None:
     """No bound is above the best of all plans, and `auto` finds one that is as good.
 
@@ -184,7 +184,7 @@ def test_searches_know_what_is_of_no_shard(seed: int, other: str, why: str) -> N
     assert mine <= others * (1 + 1e-6), why
 
 
-@pytest.mark.parametrize("seed", range(40, 46))
+@pytest.mark.parametrize("seed", mostly_slow(range(40, 46), 40, 41))
 def test_lines_are_above_the_bytes_of_no_number_of_hot_rows(seed: int) -> None:
     problem, model = tiny_problem(seed), Roofline()
     all_plans = Enumeration(problem, model)
@@ -213,7 +213,7 @@ def test_lines_are_above_the_bytes_of_no_number_of_hot_rows(seed: int) -> None:
                 assert line.dram_bytes + more * line.dram_bytes_a_row <= dram + 1
 
 
-@pytest.mark.parametrize("seed", mostly_slow([16, 27, 45, 51, 68, 118], 16))
+@pytest.mark.parametrize("seed", mostly_slow([16, 27], 16))
 def test_tight_problems_end_with_a_plan_or_a_proof(seed: int) -> None:
     """Memory is within 5% of what is needed, so that hardly any assignment fits."""
     problem = tight_problem(seed)
@@ -226,7 +226,7 @@ def test_tight_problems_end_with_a_plan_or_a_proof(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1100, 10))
+@pytest.mark.parametrize("first", range(1000, 1050, 10))
 def test_auto_against_the_best_plan(first: int) -> None:
     for seed in range(first, first + 10):
         problem = tiny_problem(seed)

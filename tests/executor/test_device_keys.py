@@ -1,6 +1,5 @@
 """Key maps that a device has too, in Triton's interpreter: beside the host's, to the bit."""
 
-import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
-from fast_and_full import covering, fewer
+from fast_and_full import combinations, fewer
 from torch import Tensor
 
 from placer.executor import device_key_map, device_keys
@@ -100,10 +99,10 @@ def _drawn(random: np.random.Generator, counts: list[int], spread: int) -> list[
     return [*drawn, np.arange(5)]
 
 
-@pytest.mark.parametrize(
-    ("eviction", "admission", "ttl", "rows_at_a_time"),
-    covering(itertools.product(("lfu", "lru"), (1, 2), (0, 2), ((1024, 32), (24, 1), (1, 1)))),
-)
+@combinations(
+    "eviction, admission, ttl, rows_at_a_time",
+    ("lfu", "lru"), (1, 2), (0, 2), ((1024, 32), (24, 1), (1, 1)),
+)  # fmt: skip
 def test_rows_and_evictions_are_those_of_the_host(
     monkeypatch: pytest.MonkeyPatch,
     eviction: Eviction,
@@ -117,7 +116,7 @@ def test_rows_and_evictions_are_those_of_the_host(
     monkeypatch.setattr(device_keys, "FIRST", rows_at_a_time[0])  # More lookups take two rounds.
     how = Growing(100, admission, eviction, ttl)
     maps, random = _Maps(how, replace(how, capacity=37)), np.random.default_rng(ttl)
-    for number in range(fewer(16, 9)):
+    for number in range(fewer(12, 7)):
         counts = random.integers(0, [120, 40, 90]).tolist()
         maps.step(_drawn(random, counts, 300 if number % 5 else 60))
         for keys in maps.both if random.random() < 0.8 else ():

@@ -325,7 +325,7 @@ def test_what_the_triton_backend_calls_waits_for_no_device(policy: Policy) -> No
     assert torch.equal(entries, found.entries)
 
 
-RANKS, CACHE, LOOKUPS, STEPS = 40_000, 1_200, 1_000, 300
+RANKS, CACHE, LOOKUPS, STEPS = 40_000, 1_200, 1_000, 200
 
 
 def zipf_steps(seed: int) -> npt.NDArray[np.int64]:

@@ -196,7 +196,7 @@ def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> N
     models = [model_of(plan_of(tables()), "tiered")]
     models += [model_of(plan, backend, cache_policy=policy) for backend in BACKENDS]
     ready: list[tuple[int, list[object]]] = []
-    for number in range(data.draw(st.integers(1, fewer(12, 6)))):
+    for number in range(data.draw(st.integers(1, fewer(12, 5)))):
         batch = random_batch(tables(), 4, seed=data.draw(st.integers(0, 5)), longest=3)
         action = data.draw(
             st.sampled_from(["step", "prefetch", "use", "two", "evaluate", "drop", "load"])

@@ -1,6 +1,6 @@
 """The `triton` backend keeps the contract: in Triton's interpreter, or compiled for a GPU."""
 
-from itertools import product
+from itertools import cycle
 
 import pytest
 import torch
@@ -16,17 +16,30 @@ from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
 
 SOME = ("grid", "crossing cuts", "cold rows staged", "cold rows cached")
 FAST = list(zip(SOME, OPTIMIZERS, strict=True))
+EACH = list(zip(PLACEMENTS, cycle(OPTIMIZERS), strict=False))
 
 
 class TestTriton(BackendContract):
     backend = "triton"
     device = DEVICE
     thread_samples = 4  # The interpreter has one thread.
+    # Fast for other backends. The fast tests of kernels have what is Triton's own in them.
+    slow_tests = frozenset(
+        {
+            "test_one_id_fills_the_batch",
+            "test_random_plans_train_like_the_unplaced_model",
+            "test_row_placements_are_bit_equal",
+            "test_runs_are_bit_equal_on_any_number_of_threads",
+            "test_stochastic_rounding_does_not_depend_on_the_placement",
+            "test_stochastic_rounding_follows_updates_too_small_for_nearest",
+            "test_the_default_dtype_of_torch_changes_nothing",
+        }
+    )
 
     # Placements differ in what `tiered` has, too: of the interpreter's slow steps a few are enough.
     @pytest.mark.parametrize(
         ("placement", "optimizer"),
-        mostly_slow([*product(PLACEMENTS, OPTIMIZERS)], *FAST),
+        mostly_slow([*dict.fromkeys([*EACH, *FAST])], *FAST),
     )
     def test_every_placement_trains_like_the_unplaced_model(
         self, placement: str, optimizer: str

@@ -231,7 +231,8 @@ class TestUpdate:
         expected = -LR * gradients.double()[before:].sum(0)
         torch.testing.assert_close(alone.hbm[2].double(), expected, rtol=1e-4, atol=1e-5)
 
-    @pytest.mark.parametrize("column_slices", [(3, 4), pytest.param((7,), marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("column_slices", [(3, 4), (7,)])
     def test_the_mean_over_several_column_slices(
         self, kernels: TritonBackend, random: torch.Generator, column_slices: Sequence[int]
     ) -> None:

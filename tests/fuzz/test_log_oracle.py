@@ -149,7 +149,7 @@ def test_a_few_damages_are_refused_or_do_no_harm(tmp_path: Path, name: str) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_damages_are_refused_or_do_no_harm(tmp_path: Path, name: str) -> None:
-    _damage_and_read(tmp_path, name, 10 * len(DAMAGES))
+    _damage_and_read(tmp_path, name, 4 * len(DAMAGES))
 
 
 @pytest.mark.slow

@@ -204,7 +204,8 @@ def resume(folder: Path, capacity: int) -> None:
     train(plan, log, config, checkpoints=policy, resume=folder)
 
 
-@pytest.mark.parametrize("capacity", mostly_slow([25, 90], 25))
+@pytest.mark.slow
+@pytest.mark.parametrize("capacity", [25, 90])
 def test_a_killed_run_of_a_resized_table_resumes_bit_equal(capacity: int, tmp_path: Path) -> None:
     plans = [_plan(one, "adam") for one in (60, capacity)]
     for plan, name in zip(plans, "ab", strict=True):

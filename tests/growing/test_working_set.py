@@ -4,9 +4,11 @@ import json
 from collections import OrderedDict
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cli_cases import Workbench, invoke
 
@@ -19,16 +21,21 @@ from placer.growing.options import KeyCounts
 SAMPLES, WINDOW = 1000, 300
 
 
-def _log(seed: int = 0) -> tuple[EncodedLog, list[list[int]]]:
-    """A log whose items come into fashion and go, and its items by sample."""
-    random = np.random.default_rng(seed)
+def _columns() -> dict[str, Any]:
+    """Samples whose items come into fashion and go."""
+    random = np.random.default_rng(0)
     newest = np.arange(SAMPLES) // 4
     items = [
         (now + 20 - random.geometric(0.1, random.integers(0, 4))).clip(0).tolist() for now in newest
     ]
-    columns = {"label": random.integers(0, 2, SAMPLES), "item": items}
+    return {"label": random.integers(0, 2, SAMPLES), "item": items}
+
+
+def _log() -> tuple[EncodedLog, list[list[int]]]:
+    """A log of these samples, and its items by sample."""
+    columns = _columns()
     log = open_log(pa.table(columns), label="label", sparse=["item"], id_mapping="identity")
-    return log, items
+    return log, columns["item"]
 
 
 def test_windows_are_as_counted_by_hand() -> None:
@@ -103,30 +110,28 @@ def test_small_steps_have_the_hit_rate_of_a_plain_lru_cache() -> None:
     assert rate.hit_rate == pytest.approx(hits / lookups, abs=0.01)
 
 
-def test_the_command_shows_what_the_function_finds(workbench: Workbench) -> None:
-    answer = invoke("profile", workbench.log, "--window", "100", "--format", "json")
+def test_the_command_shows_what_the_function_finds(workbench: Workbench, tmp_path: Path) -> None:
+    log, window = tmp_path / "log.parquet", 300  # The last window has 100 samples.
+    pq.write_table(pa.table(_columns()), log)
+    asked = ("profile", log, "--label", "label", "--id-mapping", "hash", "--rows", "500")
+    answer = invoke(*asked, "--window", str(window), "--format", "json")
     assert answer.exit_code == 0, answer.output
     shown = json.loads(answer.stdout)["ids_in_use"]
-    found = working_sets(open_log(workbench.log), 100)
-    assert [row["table"] for row in shown] == list(found)
+    opened = open_log(log, label="label", id_mapping="hash", rows=500)
+    found = working_sets(opened, window)
+    assert [row["table"] for row in shown] == list(found) == ["item"]
     for row in shown:
         table = found[row["table"]]
         assert row["ids"] == table.distinct
-        assert row["ids_of_window"] == pytest.approx(np.mean(table.distinct_of_windows))
-        assert row["new_share"] == pytest.approx(np.mean(table.unknown_of_windows[1:]))
+        assert row["ids_of_window"] == pytest.approx(np.mean(table.distinct_of_windows[:3]))
+        assert row["new_share"] == pytest.approx(np.mean(table.unknown_of_windows[1:3]))
         rates = [rate.hit_rate for rate in table.hit_rates[:8]]
         names = [f"{how}_hit_rate_{share}%" for how in ("lfu", "lru") for share in (1, 3, 10, 30)]
         assert [row[name] for name in names] == rates
         ranges = [list(rate.of_windows or ()) for rate in table.hit_rates[:8]]
         assert [row[f"{name}_of_windows"] for name in names] == ranges
         assert all(low <= rate <= high for rate, (low, high) in zip(rates, ranges, strict=True))
-    answer = invoke("profile", workbench.log, "--window", "700", "--format", "json")
-    found = working_sets(open_log(workbench.log), 700)
-    for row in json.loads(answer.stdout)["ids_in_use"]:  # The last window has 100 samples.
-        table = found[row["table"]]
-        assert row["ids_of_window"] == pytest.approx(np.mean(table.distinct_of_windows[:2]))
-        assert row["new_share"] == pytest.approx(table.unknown_of_windows[1])
-    table = invoke("profile", workbench.log, "--window", "100")
+    table = invoke(*asked, "--window", str(window))
     assert "Ids in use" in table.stdout
     assert "10% range" in table.stdout
     counts = invoke(

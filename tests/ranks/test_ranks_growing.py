@@ -1,5 +1,6 @@
 """Tables that grow over several ranks, beside fixed ones and beside key maps by themselves."""
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -491,10 +492,13 @@ def jobs_of(world: int) -> list[Job]:
     ]
     jobs += [(f"saved {name}", saved, (MANY[name],)) for name in SAVED]
     if world > 1:
-        jobs += [(f"ahead {name}", ahead, (MANY[name], fewer(3 * STEPS, 10))) for name in AHEAD]
+        jobs += [(f"ahead {name}", ahead, (MANY[name], fewer(3 * STEPS, 8))) for name in AHEAD]
         jobs += [("other batches", other_batches, (MANY["lru"],)), ("dropped", dropped, ())]
         jobs += [("parts", parts_by_themselves, (MANY["lru"],)), ("refused", refused, ())]
-    return jobs
+    left_out = {"vocabulary sgd", "vocabulary adagrad", "vocabulary rowwise_adagrad"}
+    left_out |= {f"{kind} {name}" for kind in ("reused", "saved", "ahead") for name in MANY}
+    left_out -= {"reused lru", "saved ttl", "ahead admission"}
+    return [job for job in jobs if world == 2 or job[0] not in left_out]
 
 
 @pytest.fixture(
@@ -512,7 +516,8 @@ def test_on_many_ranks(outcomes: Outcomes, name: str) -> None:
 
 @pytest.mark.parametrize("name", REUSED)
 def test_rows_change_hands(outcomes: Outcomes, name: str) -> None:
-    assert min(outcomes.of(f"reused {name}")) > 10
+    if f"reused {name}" in outcomes:
+        assert min(outcomes.of(f"reused {name}")) > 10
 
 
 @pytest.mark.slow
@@ -529,13 +534,15 @@ def test_what_does_not_fit_is_named_on_every_rank(outcomes: Outcomes) -> None:
             assert "have another plan than rank 0, or other growing tables" in other
 
 
+@functools.cache
+def saved_by(world: int) -> Outcomes:
+    return run(world, [(name, saved, (how,)) for name, how in MANY.items()])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "target"),
-    mostly_slow([(2, 1), (2, 4), (1, 2), (1, 4), (4, 2), (4, 1)], (2, 1)),
-)
+@pytest.mark.parametrize(("source", "target"), [(2, 1), (1, 4), (4, 2)])
 def test_every_key_has_its_row_again_on_another_number_of_ranks(source: int, target: int) -> None:
-    before = run(source, [(name, saved, (how,)) for name, how in MANY.items()])
+    before = saved_by(source)
     after = run(target, [(name, loaded, (how, *before.of(name)[0])) for name, how in MANY.items()])
     for name in MANY:
         after.of(name)
@@ -543,15 +550,10 @@ def test_every_key_has_its_row_again_on_another_number_of_ranks(source: int, tar
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("source", "target", "capacity"),
-    mostly_slow(
-        [(1, 2, 90), (1, 2, 35), (2, 2, 90), (2, 1, 35), (2, 4, 90), (4, 2, 90), (4, 1, 35)],
-        (1, 2, 35),
-        (2, 2, 90),
-    ),
+    ("source", "target", "capacity"), [(1, 2, 35), (2, 2, 90), (2, 4, 90), (4, 1, 35)]
 )
 def test_keys_go_on_with_another_capacity(source: int, target: int, capacity: int) -> None:
-    before = run(source, [(name, saved, (how,)) for name, how in MANY.items()])
+    before = saved_by(source)
     jobs: list[Job] = []
     for name, how in MANY.items():
         other = replace(how, capacity=capacity)
