@@ -182,10 +182,10 @@ def collect(
 ) -> bool:
     """Measure cases and append them to a file. Skip cases that the file already has.
 
-    The file must be new, or uncompressed and of the same setting and machine. After `budget_s` seconds, begin
-    no other case once the file has `least` measurements. With `repeats`, measure all cases once
-    before any case again. After each, `on_case` is called with the number of measurements in the
-    file. Returns whether all cases are measured.
+    The file must be new, or uncompressed and of the same setting and machine. After `budget_s`
+    seconds, begin no other case once the file has `least` measurements. With `repeats`, measure all
+    cases once before any case again. After each, `on_case` is called with the number of
+    measurements in the file. Returns whether all cases are measured.
     """
     started = time.perf_counter()
     target = Path(path)
