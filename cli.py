@@ -326,7 +326,7 @@ def plan(
     problem = options.problem(profile, hbm, growing=grows)
     if chosen:
         problem = solvers.choose_capacities(problem, chosen, costs, grown.miss_price)
-    for line in report.growing_words(problem.profile, problem.growing):
+    for line in report.growing_words(profile, problem):
         report.print_stderr(line)
     strategy = solvers.solver(solver)
     if cache:

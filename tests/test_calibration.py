@@ -20,6 +20,7 @@ from cost_models import Calibrated, Roofline, cost_model
 from cost_models.calibrated import fit
 from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations
 from cost_models.calibrated.model import TERMS, Calibration
+from cost_models.report.measured import calibration_warnings
 from placer.errors import DataError, PlacerError
 from placer.measurement import (
     QUICK,
@@ -174,6 +175,19 @@ def test_measurements_of_another_setting_are_not_mixed(tmp_path: Path) -> None:
         collect([], path, replace(TIERED, backend="numba"))
 
 
+def test_measurements_of_another_machine_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    collect([], path, TIERED)
+    header = json.loads(path.read_text())
+    header["machine"]["cores"] += 1
+    path.write_text(json.dumps(header) + "\n")
+    before = path.read_text()
+    assert collect([], path, TIERED)  # It is read, and nothing is added.
+    with pytest.raises(DataError, match=r"another machine: cores was \d+ and is \d+ here"):
+        collect([small_case()], path, TIERED)
+    assert path.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -316,6 +330,7 @@ def test_outliers_move_constants_little() -> None:
     )  # fmt: skip
     found = calibrate(replace(clean, measurements=slow))
     assert found.constants["lookup"].value_s == pytest.approx(SECONDS["lookup"], rel=0.02)
+    assert all(one.low_s <= one.value_s <= one.high_s for one in found.constants.values())
 
 
 def test_an_unsteady_machine_is_told() -> None:
@@ -336,6 +351,10 @@ def test_an_unsteady_machine_is_told() -> None:
     )
     data = replace(data, measurements=waited)
     assert noise_of(data).wait == pytest.approx(1)
+    (warning,) = calibration_warnings(calibrate(data))
+    assert warning.endswith("running, or with --clock cpu")
+    (warning,) = calibration_warnings(calibrate(data, "cpu"))
+    assert warning.endswith("nothing else running")
     assert noise_of(replace(data, setting=replace(data.setting, ranks=2))).wait == 0
 
 

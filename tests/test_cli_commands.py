@@ -13,6 +13,7 @@ from cli_cases import COMMANDS, Workbench, invoke, succeed
 import placer
 from placer.plan.fields import Provenance
 from placer.plan.verify import violations
+from placer.units import format_seconds
 from placer.workloads import named_workload
 
 
@@ -178,6 +179,26 @@ def test_show_without_its_profile_tells_what_is_missing(
     assert "hot/cold" in result.stdout
     given = succeed("show", tmp_path / "plan.json", "--profile", workbench.profile)
     assert "step time" in given.stdout
+
+
+def test_the_proof_of_an_edited_plan_names_the_step_that_it_is_of(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
+    before = json.loads(file.read_text())
+    assert "that it found" not in succeed("show", file).stdout
+    document = json.loads(file.read_text())
+    for shard in document["shards"]:
+        if shard["memory"] == "dram":
+            shard["lookup"], shard["staging_rows"] = "uva", 0
+    file.write_text(json.dumps(document))
+    succeed("verify", file, "--seal")
+    facts = json.loads(succeed("show", file, "--format", "json").stdout)
+    found_s = before["solver"]["step_time_s"]
+    assert facts["step_time_s"] > found_s
+    shown = succeed("show", file).stdout
+    assert f"of the bound at the step time of {format_seconds(found_s)} that it found" in shown
 
 
 @pytest.mark.slow

@@ -91,6 +91,18 @@ def test_lists_are_bags(values: list[list[int] | None], cut: int) -> None:
         assert np.diff(offsets).tolist() == [len(bag or []) for bag in kept]
 
 
+@given(st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=4), min_size=1))
+def test_missing_values_in_lists_can_be_no_lookups(values: list[list[int | None] | None]) -> None:
+    kept = [[item for item in bag or [] if item is not None] for bag in values]
+    numbers = pa.array(values, pa.list_(pa.int64()))
+    keys, offsets = keys_of(numbers, "empty")
+    assert keys == [item for bag in kept for item in bag]
+    assert np.diff(offsets or []).tolist() == [len(bag) for bag in kept]
+    texts = numbers.cast(pa.list_(pa.string()))
+    assert keys_of(texts, "empty")[1] == offsets
+    assert len(keys_of(numbers, "zero")[0]) == sum(len(bag or []) for bag in values)
+
+
 def test_lists_of_texts_and_of_fixed_size() -> None:
     texts = pa.array([["68fd1e64", "x"], []])
     assert keys_of(texts) == ([0x68FD1E64, reference_key("x")], [0, 2, 2])

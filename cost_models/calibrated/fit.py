@@ -153,6 +153,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
     constants = fit(observed)
     errors = _held_out_errors(observed)
     low, high = _error_bars(observed)
+    low, high = np.minimum(low, constants), np.maximum(high, constants)
     met = np.stack([one.amounts.sum(0) for one in observed]).sum(0) > 0
     noise = noise_of(dataset)
     return Calibration(

@@ -159,7 +159,8 @@ def _steps(records: "Sequence[StepRecord]") -> Section:
 def calibration_warnings(calibration: Calibration) -> list[str]:
     """Return warnings against using the constants."""
     words = "the machine was too noisy to trust these constants; calibrate again with nothing else "
-    return [f"{words}running, or with --clock cpu"] if calibration.noisy else []
+    other = "" if calibration.setting.get("clock") == "cpu" else ", or with --clock cpu"
+    return [f"{words}running{other}"] if calibration.noisy else []
 
 
 def calibration_report(calibration: Calibration) -> Report:

@@ -82,11 +82,15 @@ def is_whole_decimal(kind: pa.DataType) -> bool:
 def bags_from_arrow(array: pa.Array, missing: Missing) -> tuple[Keys, Offsets | None]:
     """Return keys and bag offsets of a column of integers, texts, or lists of these.
 
-    `missing` says whether a missing value is key 0 or an empty bag. A missing list is always empty,
-    and a missing value in a list is always key 0. Offsets are None if every sample has one key.
+    `missing` says whether a missing value is key 0 or no lookup, in lists too. A missing list is
+    always empty. Offsets are None if every sample has one key.
     """
     if is_list(array.type):
-        return _keys(array.flatten())[0], list_offsets(array)
+        offsets = list_offsets(array)
+        keys, present = _keys(array.flatten())
+        if missing == "zero" or present.all():
+            return keys, offsets
+        return keys[present], offsets_of(present)[offsets]
     keys, present = _keys(array)
     if missing == "zero" or present.all():
         return keys, None

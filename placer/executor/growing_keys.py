@@ -13,7 +13,7 @@ from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.lookups.batch_reads import FeatureRead, feature_bounds
 from placer.executor.memory.arena import weights_of_keys
-from placer.growing.key_map import KeyMap
+from placer.growing.key_map import KeyMap, load_table
 from placer.growing.options import MOST_OPEN_STEPS, Growing, Int, KeyCounts
 from placer.tables import Table
 
@@ -196,7 +196,7 @@ class GrowingKeys:
         state, earlier = self.resized(state)
         for table, keys in self.maps.items():
             self.earlier.pop(table, None)
-            keys.load_state(_of_table(state, table))
+            load_table(keys, table, _of_table(state, table))
         self.earlier |= earlier
         self._forget_steps()
 
@@ -214,7 +214,7 @@ class GrowingKeys:
             if capacity == how.capacity:
                 continue
             was = KeyMap(replace(how, capacity=capacity))
-            was.load_state(_of_table(state, table))
+            load_table(was, table, _of_table(state, table))
             own, rows, dropped = was.resized(how)
             earlier[table] = was.growing.rows, rows
             made |= {f"{table}.keys.{name}": torch.from_numpy(v) for name, v in own.state().items()}

@@ -351,7 +351,7 @@ class KeyMap:
         if sizes.min() == 0:
             raise CheckpointError(
                 f"capacity {self.growing.capacity:,} leaves no row for the keys of rank "
-                f"{sizes.argmin()} of {self.parts}; take fewer ranks"
+                f"{sizes.argmin()} of {self.parts}; take fewer ranks, or a larger capacity"
             )
         (own,) = (parts == self.part).nonzero()
         if not is_same:
@@ -380,3 +380,11 @@ class KeyMap:
         self._state[kernels.FREE] = chain[0]
         if self.part == 0:
             self._state[kernels.HITS :] = counts[:, kernels.HITS : kernels.PLACES].sum(0)
+
+
+def load_table(keys: KeyMap, table: str, state: dict[str, Int]) -> None:
+    """Load the saved state of all maps of a table; an error names the table."""
+    try:
+        keys.load_state(state)
+    except CheckpointError as error:
+        raise CheckpointError(f"table {table!r}: {error}") from error

@@ -182,10 +182,10 @@ def collect(
 ) -> bool:
     """Measure cases and append them to a file. Skip cases that the file already has.
 
-    The file must be new, or uncompressed and of the same setting. After `budget_s` seconds, begin
-    no other case once the file has `least` measurements. With `repeats`, measure all cases once
-    before any case again. After each, `on_case` is called with the number of measurements in the
-    file. Returns whether all cases are measured.
+    The file must be new, or uncompressed and of the same setting and machine. After `budget_s`
+    seconds, begin no other case once the file has `least` measurements. With `repeats`, measure all
+    cases once before any case again. After each, `on_case` is called with the number of
+    measurements in the file. Returns whether all cases are measured.
     """
     started = time.perf_counter()
     target = Path(path)
@@ -202,7 +202,9 @@ def collect(
             measurements = sum(done.values()) + number - 1
             if stop() or (time.perf_counter() - started > budget_s and measurements >= least):
                 return False
-            if number == 1:  # First steps load code and allocate memory.
+            if number == 1:
+                _check_machine(target, setting)
+                # First steps load code and allocate memory.
                 measurer.measure(case.plan(), case.profile, effort=QUICK)
             begun = time.perf_counter()
             measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
@@ -219,7 +221,7 @@ def _begin(path: Path, setting: Setting) -> dict[str, int]:
     done: dict[str, int] = {}
     if not path.exists():
         header = {"format": FORMAT, "version": VERSION, "setting": asdict(setting)}
-        _append(path, header | {"machine": machine()})
+        _append(path, header | {"machine": machine(setting.device)})
         return done
     known = Dataset.load(path)
     if known.setting != setting:
@@ -243,8 +245,23 @@ def _line(case: Case, repeat: int, seconds: float, measured: Measured) -> dict[s
     }
 
 
-def machine() -> dict[str, Any]:
-    """Describe this machine, the versions of packages, and the date."""
+def _check_machine(path: Path, setting: Setting) -> None:
+    """Raise DataError if a file has measurements of another machine: times would be mixed."""
+    known, own = Dataset.load(path).machine, machine(setting.device)
+    for name in _HARDWARE:
+        if name in known and known[name] != own.get(name):
+            raise DataError(
+                f"{path} has measurements of another machine: {name} was {known[name]!r} and is "
+                f"{own.get(name)!r} here; write to another file, or begin again with --fresh"
+            )
+
+
+_HARDWARE = "cpu", "cores", "system", "gpu"
+"""Facts of `machine` that measurements of one file have in common."""
+
+
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """Describe this machine with a GPU that is measured, the versions of packages, and the date."""
     facts: dict[str, Any] = {
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
@@ -252,6 +269,10 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": datetime.now(UTC).date().isoformat(),
     }
+    if device != "cpu":
+        import torch  # not above: it loads slowly
+
+        facts["gpu"] = torch.cuda.get_device_name(device)
     for name in ("torch", "numba", "numpy", "triton", "embedding-placer"):
         try:
             facts[name] = metadata.version(name)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from placer.growing.options import Growing
+from placer.growing.options import OPEN_OVER_RANKS
 from placer.growing.working_set import SHARES, WorkingSet
+from placer.problem import Problem
 from placer.profile.growing_tables import hit_rate_for, hit_rates_of_windows
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
@@ -180,16 +181,31 @@ def _range(rates: tuple[float, float]) -> str:
     return f"{100 * rates[0]:.1f}–{rates[1]:.1%}"
 
 
-def growing_words(profile: Profile, growing: Mapping[str, Growing]) -> Iterator[str]:
-    """Yield a sentence on each growing table: its capacity, and its predicted hit rate."""
-    for name, how in growing.items():
+def growing_words(profile: Profile, problem: Problem) -> Iterator[str]:
+    """Yield a sentence on each growing table: its capacity, and its predicted hit rate.
+
+    Another sentence says so if steps of this batch size read more ids than the table has rows.
+    `profile` has the accesses of the log's ids, and `problem` those of the rows.
+    """
+    # These steps keep their rows: the current one, and those that always count as open.
+    steps = 1 + (OPEN_OVER_RANKS if len(problem.topology.gpus) > 1 else 1)
+    for name, how in problem.growing.items():
         predicted = ""
         if profile[name].hit_rates:
             share = form.share(hit_rate_for(profile[name], how.capacity))
             predicted = f", for a predicted hit rate of {share}"
             if rates := hit_rates_of_windows(profile[name], how.capacity):
                 predicted += f" ({_range(rates)} in windows of the log)"
+            if how.eviction != "lfu" or how.admission > 1:
+                predicted += ", with lfu and admit=1"
         yield f"{name} grows: a row for each of {counted(how.capacity, 'key')}{predicted}"
+        ids = profile[name].expected_unique(steps * problem.global_batch_size)
+        if ids > how.capacity:
+            yield (
+                f"{name}: {steps} steps read about {form.count(ids)} ids, more than it has rows; "
+                "rows keep their ids while a step is open, so other new ids read row 0, and fewer "
+                "lookups may be hits than predicted; give it more rows, or make steps smaller"
+            )
 
 
 def workloads_report() -> Report:

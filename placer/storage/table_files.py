@@ -10,7 +10,7 @@ from placer.errors import CheckpointError
 from placer.executor.id_order import tensors_of
 from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
 from placer.files import StrPath, replacing
-from placer.growing.key_map import KeyMap
+from placer.growing.key_map import KeyMap, load_table
 from placer.growing.options import Growing
 from placer.plan.plan import Int, Plan
 from placer.storage.manifest import KEYS, STATES, WEIGHTS, Checkpoint
@@ -69,7 +69,7 @@ def keys_of(checkpoint: Checkpoint, table: str, how: Growing) -> KeyMap:
     if missing:
         raise CheckpointError(f"the checkpoint lacks {missing[0]!r} of a table that grows")
     whole = {name: TensorRows.of(saved[full]).whole().numpy() for name, full in names.items()}
-    keys.load_state(whole)
+    load_table(keys, table, whole)
     return keys
 
 

@@ -1,6 +1,7 @@
 """The report of `placer show`: a plan's placements, memory and times."""
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -182,6 +183,10 @@ def _headline(
     proof = f"solver {facts['solver']}: {end.summary if end else facts['status']}"
     if facts["gap"] is not None:
         proof += f", within {form.share(facts['gap'])} of the bound"
+        # Other accesses, another cost model and an edited plan have another step time than that.
+        found_s, step_s = plan.solver.step_time_s, facts["step_time_s"]
+        if found_s is not None and not math.isclose(found_s, step_s, rel_tol=1e-6):
+            proof += f" at the step time of {format_seconds(found_s)} that it found"
     lines.append(proof)
     if facts["step_time_s"] is not None:
         line = f"step time {format_seconds(facts['step_time_s'])}"

@@ -2,7 +2,10 @@
 
 import copy
 import sys
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -64,6 +67,12 @@ def test_every_fault_is_named_at_once() -> None:
         (lambda m: setattr(m.out, "weight", m.words.weight), "its weight is 'out.weight' too"),
         (lambda m: setattr(m.answer, "padding_idx", 3), "have different padding_idx"),
         (lambda m: parametrizations.weight_norm(m.words), "table 'words' has no module"),
+        (lambda m: setattr(m.words, "forward", m.pages.forward), "has a forward of its own"),
+        (lambda m: m.words.weight.register_hook(lambda g: 0 * g), "its weight has hooks"),
+        (
+            lambda m: m.words.weight.register_post_accumulate_grad_hook(lambda p: None),
+            "its weight has hooks",
+        ),
     ],
 )
 def test_modules_that_cannot_be_placed(prepare: object, message: str) -> None:
@@ -205,6 +214,29 @@ def test_optimizers_lose_the_tables() -> None:
     decaying = torch.optim.SGD(other.parameters(), lr=LR, weight_decay=0.1)
     with pytest.warns(UserWarning, match=r"weight_decay=0\.1 does not act on placed tables"):
         apply_plan(other, plan_for(), optimizers=[decaying])
+
+
+@pytest.mark.parametrize(
+    ("make", "said", "expected"),
+    [
+        (partial(torch.optim.Adagrad, lr=LR), {"lr": LR}, []),
+        (partial(torch.optim.Adam, lr=LR), {"lr": LR}, []),
+        (torch.optim.Adagrad, {}, []),
+        (partial(torch.optim.Adagrad, lr=LR), {}, [f"lr={LR}"]),
+        (partial(torch.optim.Adagrad, eps=1e-3, lr_decay=0.1), {}, ["lr_decay=0.1", "eps=0.001"]),
+        (partial(torch.optim.SGD, lr=LR, momentum=0.9), {"lr": LR}, ["momentum=0.9"]),
+        (partial(torch.optim.Adagrad, maximize=True), {}, ["maximize=True"]),
+    ],
+)
+def test_what_an_optimizer_did_and_tables_do_not_is_told(
+    make: Callable[..., torch.optim.Optimizer], said: dict[str, float], expected: list[str]
+) -> None:
+    model = clicks()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        apply_plan(model, plan_for(), "adagrad", optimizers=[make(model.parameters())], **said)
+    told = [str(one.message) for one in caught]
+    assert [words.partition(" does not act on placed tables")[0] for words in told] == expected
 
 
 def test_an_optimizer_that_was_made_before_leaves_the_tables_alone() -> None:

@@ -27,6 +27,7 @@ from placer.profile.growing_tables import (
     with_growing,
     with_hit_rates,
 )
+from placer.report import growing_words
 from placer.workloads import named_workload
 from solvers import solve
 
@@ -193,6 +194,25 @@ def test_the_command_plans_tables_that_grow(planned: Path) -> None:
                    "--time-limit", "1", "-o", planned / "next.json")  # fmt: skip
     assert again.exit_code == 0, again.output
     assert Plan.load(planned / "next.json").growing == plan.growing
+
+
+def test_what_predictions_leave_out_is_said() -> None:
+    profile, topology = _profile(), machine()
+    assert len(topology.gpus) > 1
+
+    def words(batch_size: int, how: Growing) -> list[str]:
+        problem = Problem(profile, topology, batch_size, growing={"item": how})
+        return list(growing_words(profile, problem))
+
+    # Three steps of 20 × GPUs samples read less than 300 ids.
+    (usual,) = words(20, Growing(300))
+    assert usual.endswith("in windows of the log)")
+    (other,) = words(20, Growing(300, eviction="lru"))
+    assert other.endswith("), with lfu and admit=1")
+    ids = profile["item"].expected_unique(3 * 2000 * len(topology.gpus))
+    assert ids > 300
+    _, large = words(2000, Growing(300))
+    assert f"3 steps read about {ids:,.0f} ids, more than it has rows" in large
 
 
 def test_its_log_has_keys_as_they_are(planned: Path, workbench: Workbench) -> None:

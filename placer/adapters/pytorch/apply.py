@@ -113,7 +113,11 @@ def apply_plan(
                 stand_ins[id(module)] = PlacedEmbedding(module, placed[name])
     _swap(model, stand_ins)
     # 4. Leave only the dense parameters to the optimizers.
-    _take_out_of(optimizers, matched)
+    constants_of = {
+        id(matched[table.name].weight): (table.optimizer, asdict(DEFAULTS[table.optimizer]) | said)
+        for table in plan.tables
+    }
+    _take_out_of(optimizers, matched, constants_of, [name for name in constants if name in said])
     if not any(parameter.requires_grad for parameter in model.parameters()):
         warnings.warn(
             "all trainable parameters of the model are in placed tables, which train in backward: "
@@ -269,20 +273,72 @@ def _swap(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
                 parent._modules[name] = replacements[id(child)]
 
 
+_OPTIONS = (
+    "weight_decay",
+    "momentum",
+    "lr_decay",
+    "initial_accumulator_value",
+    "maximize",
+    "amsgrad",
+)
+"""Options of torch's optimizers that tables do not have."""
+
+_KINDS: Mapping[str, OptimizerName] = {
+    "SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam", "AdamW": "adam", "SparseAdam": "adam",
+}  # fmt: skip
+
+
 def _take_out_of(
-    optimizers: Iterable[torch.optim.Optimizer], matched: Mapping[str, ModelTable]
+    optimizers: Iterable[torch.optim.Optimizer],
+    matched: Mapping[str, ModelTable],
+    constants_of: Mapping[int, tuple[OptimizerName, Mapping[str, Any]]],
+    said: Sequence[str],
 ) -> None:
+    """Remove the tables from optimizers; warn of what these would have done and tables do not.
+
+    `constants_of` has each table's optimizer and its constants, by the `id` of the weight. `said`
+    names the constants that the user has given.
+    """
     weights: Sequence[nn.Parameter] = [partner.weight for partner in matched.values()]
     known = {id(weight) for weight in weights}
     for optimizer in optimizers:
+        kind = _KINDS.get(type(optimizer).__name__)
         for group in optimizer.param_groups:
             held = [parameter for parameter in group["params"] if id(parameter) in known]
-            if held and group.get("weight_decay"):
-                warnings.warn(
-                    f"weight_decay={group['weight_decay']} does not act on placed tables: a step "
-                    "updates the rows that it reads and no others",
-                    stacklevel=3,
-                )
+            told = dict.fromkeys(
+                words
+                for parameter in held
+                for words in _unlike(group, kind, *constants_of[id(parameter)], said)
+            )
+            for words in told:
+                warnings.warn(words, stacklevel=3)
             group["params"] = [p for p in group["params"] if id(p) not in known]
         for weight in weights:
             optimizer.state.pop(weight, None)
+
+
+def _unlike(
+    group: Mapping[str, Any],
+    kind: OptimizerName | None,
+    own: OptimizerName,
+    constants: Mapping[str, Any],
+    said: Sequence[str],
+) -> Iterable[str]:
+    """Yield a warning for each option of an optimizer's group that a table does not have."""
+    for name in _OPTIONS:
+        if group.get(name):
+            why = (
+                ": a step updates the rows that it reads and no others"
+                if name == "weight_decay"
+                else f", whose optimizer is {own!r} without it"
+            )
+            yield f"{name}={group[name]} does not act on placed tables{why}"
+    for name in ("lr", "eps", "betas"):
+        if name in said or name not in group or (name != "lr" and kind != own):
+            continue
+        value = group[name] if name == "betas" else float(group[name])
+        if value != constants[name]:
+            yield (
+                f"{name}={value} does not act on placed tables: these train with {own!r} and "
+                f"{name}={constants[name]}, as apply_plan was given no {name}="
+            )

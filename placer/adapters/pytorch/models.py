@@ -195,6 +195,11 @@ def _faults(
             )
     for module in partner.modules:
         faults += _unsupported(module)
+    if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+        faults.append(
+            "its weight has hooks, which placed tables do not call, as it gets no gradient there: "
+            "remove the hooks, or hook the module's outputs"
+        )
     if len({module.padding_idx for module in partner.modules}) > 1:
         faults.append("modules with tied weights have different padding_idx")
     members = {id(module) for module in partner.modules}
@@ -212,7 +217,10 @@ def _unsupported(module: EmbeddingModule) -> list[str]:
         faults.append("max_norm changes rows while they are read; placed tables do not")
     if module.scale_grad_by_freq:
         faults.append("scale_grad_by_freq is not supported")
-    if type(module).forward not in (nn.Embedding.forward, nn.EmbeddingBag.forward):
+    if "forward" in vars(module) or type(module).forward not in (
+        nn.Embedding.forward,
+        nn.EmbeddingBag.forward,
+    ):
         faults.append(f"{type(module).__name__} has a forward of its own, which would be lost")
     return faults
 
