@@ -10,11 +10,13 @@ from fast_and_full import fewer, mostly_slow
 from problem_cases import problem_of, unequal_machine, zipf_table
 
 from cost_models import Roofline
-from placer import Problem
+from placer import Constraints, Problem, TableRule
+from placer.constraints.unmet import unmet
 from placer.topology.topology import Topology
 from placer.workloads import named_workload
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.assignment import Assignment
+from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits
@@ -352,3 +354,45 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
     monkeypatch.setattr(Branches, "by_side", lambda *_: None)
     open_ = searched(first, search.lagrangian.price_s_per_byte)
     assert open_.bound_s * 1.02 < decided.bound_s <= first.step_time_s
+
+
+HEAVY = [zipf_table(name, 200_000, 64, lookups=20.0) for name in "abcd"]
+
+
+def ruled(*together: str, **devices: str) -> Problem:
+    """Four equal tables on four GPUs; some of them on GPUs with these numbers, some together."""
+    rules = {
+        table: TableRule(devices=tuple(f"gpu:{number}" for number in numbers))
+        for table, numbers in devices.items()
+    }
+    whole = {table: TableRule(forbid=frozenset({"row-wise", "column-wise"})) for table in "abcd"}
+    machine = Topology.parse("4xh100", hbm="1GiB")
+    problem = problem_of(*HEAVY, topology=machine, batch_size=4096)
+    return replace(problem, constraints=Constraints.of(whole | rules, [together] * bool(together)))
+
+
+@pytest.mark.parametrize(
+    ("together", "devices"),
+    [("ab", {}), ("", {"a": "0", "b": "0"}), ("", {"a": "0", "b": "01", "c": "01"})],
+)
+def test_bounds_count_pins_and_tables_that_stay_together(
+    together: str, devices: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = lagrangian_bound(Instance(ruled(), Roofline()))
+    instance = Instance(ruled(*together, **devices), Roofline())
+    bound = lagrangian_bound(instance)
+    assert bound.step_time_s > 1.4 * free.step_time_s
+    first = construct(instance, bound, bound.step_time_s)
+    assert first is not None
+    params = BranchingParams(programs=100)
+    found = searched(first, bound.price_s_per_byte, params)
+    best = found.best
+    assert found.bound_s >= 0.99 * best.step_time_s
+    plan = fitted_plan(best)
+    assert plan is not None
+    assert unmet(plan, instance.problem.constraints) == []
+    # With too many sets of pinned tables it leaves them out.
+    monkeypatch.setattr(formulation, "_MOST_PINS", 0)
+    blind = searched(first, bound.price_s_per_byte, params)
+    assert blind.bound_s <= found.bound_s * (1 + 1e-9)
+    assert bool(devices) == (blind.bound_s < 0.99 * best.step_time_s)

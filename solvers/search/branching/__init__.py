@@ -36,7 +36,8 @@ decide which tables are on GPUs, on servers, or on both. On both, each side has 
 The next branches decide how these tables are cut and which servers have their shards.
 
 The program leaves out seconds of hosts' memory, how DRAM is divided among hosts, lanes that phases
-share, and constraints on which GPUs serve a table. These only make steps longer, so bounds hold.
+share, and pins if they are of many kinds. These only make steps longer, so bounds hold. Tables
+that stay together have rows of their own: every group serves as many shards of one as of the next.
 """
 
 from solvers.search.branching.formulation import points_of

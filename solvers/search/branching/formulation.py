@@ -33,8 +33,9 @@ _HARDLY_DIFFERENT = 2e-4
 _CHEAP = 0.03
 """Give the first program the options that cost this share of a step more than the cheapest."""
 
-_MOST_PINS = 8
-"""Leave out which GPUs may serve which tables if these are more different sets: each is a group."""
+_MOST_PINS = 120
+"""Leave out which GPUs may serve which tables above this number of sets × tables, as each set is a
+group. With 8 sets of 26 tables, relaxations take so long that less is proven in 20 seconds."""
 
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
 """The first linear program has the cheapest points at these multiples of a price of HBM."""
@@ -360,7 +361,7 @@ def _pins(instance: Instance) -> tuple[npt.NDArray[np.bool_], list[int]]:
     allowed = [instance.allowed(table) for table in range(instance.tables)]
     masks = np.array([every if mask is None else mask for mask in allowed])
     sets, of_gpu = np.unique(masks.T, axis=0, return_inverse=True)
-    if len(sets) > _MOST_PINS:
+    if sets.size > _MOST_PINS and len(sets) > 1:
         return np.ones((1, instance.tables), dtype=bool), [0] * instance.gpus
     return sets, of_gpu.ravel().tolist()
 
