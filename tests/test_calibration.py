@@ -353,8 +353,16 @@ def test_an_unsteady_machine_is_told() -> None:
     assert noise_of(data).wait == pytest.approx(1)
     (warning,) = calibration_warnings(calibrate(data))
     assert warning.endswith("running, or with --clock cpu")
-    (warning,) = calibration_warnings(calibrate(data, "cpu"))
+    # Waiting is no part of processor time.
+    assert not calibration_warnings(calibrate(data, "cpu"))
+    (warning,) = calibration_warnings(calibrate(replace(data, measurements=drifted), "cpu"))
     assert warning.endswith("nothing else running")
+    unsteady = tuple(
+        replace(m, measured=replace(m.measured, wall_s=(1e-3, 5e-3, 9e-3)))
+        for m in data.measurements
+    )
+    by_wall, by_cpu = (noise_of(replace(data, measurements=unsteady), c) for c in ("wall", "cpu"))
+    assert by_wall.spread > 0.15 > by_cpu.spread
     assert noise_of(replace(data, setting=replace(data.setting, ranks=2))).wait == 0
 
 

@@ -155,7 +155,8 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
     low, high = _error_bars(observed)
     low, high = np.minimum(low, constants), np.maximum(high, constants)
     met = np.stack([one.amounts.sum(0) for one in observed]).sum(0) > 0
-    noise = noise_of(dataset)
+    noise = noise_of(dataset, clock)
+    waited = clock == "wall" and noise.wait > NOISY_WAIT
     return Calibration(
         constants={
             term: Constant(*(float(f"{value[n]:.6g}") for value in (constants, low, high)))
@@ -167,21 +168,22 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
         p90_error=round(float(np.quantile(errors, 0.9)), 4),
         cases=len(observed),
         noise=noise,
-        noisy=noise.spread > NOISY_SPREAD or noise.wait > NOISY_WAIT or noise.drift > NOISY_DRIFT,
+        noisy=noise.spread > NOISY_SPREAD or waited or noise.drift > NOISY_DRIFT,
         setting={**asdict(dataset.setting), "clock": clock},
         machine=dataset.machine,
     )
 
 
-def noise_of(dataset: Dataset) -> Noise:
-    """Return measures of how the machine's speed varied during the measurements."""
+def noise_of(dataset: Dataset, clock: Clock = "wall") -> Noise:
+    """Return measures of how the machine's speed varied during the measurements, by a clock."""
     measured = [one.measured for one in dataset.measurements]
-    again = [step_s(times) for _, times in repeated(dataset.of_kind(REFERENCE).measurements)]
+    reference = dataset.of_kind(REFERENCE).measurements
+    again = [step_s(times, clock) for _, times in repeated(reference)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]
     # Waiting of several ranks says nothing, as they also wait for each other.
     alone = dataset.setting.ranks == 1 and dataset.setting.device == "cpu"
     return Noise(
-        spread=round(statistics.median(m.spread() for m in measured), 4),
+        spread=round(statistics.median(m.spread(clock) for m in measured), 4),
         drift=round((max(again) - min(again)) / statistics.median(again), 4) if again else 0.0,
         wait=round(max(0.0, statistics.median(waits)), 4) if alone else 0.0,
     )
