@@ -242,6 +242,13 @@ class Formulation:
         extra: Float = self.option_costs - self.table_costs[self.table_of]
         return extra <= _CHEAP * UNITS * devices
 
+    def points_of_parts(self, parts: Int) -> tuple[Int, Int, Float]:
+        """Return all points of parts: the start of each part, numbers, and points."""
+        sizes = self.sizes[parts]
+        starts = np.cumsum(sizes) - sizes
+        numbers = np.repeat(self.starts[parts] - starts, sizes) + np.arange(int(sizes.sum()))
+        return starts, numbers, self.points[:, numbers]
+
     @property
     def is_complete(self) -> bool:
         """Whether every table has an option that one GPU has room for."""

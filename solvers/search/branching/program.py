@@ -60,6 +60,7 @@ class GroupProgram:
         self.point_at = self.option_at + options
         self.columns = self.point_at + self.points.shape[1]
         self.rows = Rows()
+        self.counted: list[tuple[Int, float]] = []  # Rows of pairs, and their factors: `_count`.
         self._add_chains()
         self._add_tables()
         self._add_arenas()
@@ -116,15 +117,19 @@ class GroupProgram:
         # prices prove it if no plan of the node is possible.
         rows.add(first + np.arange(f.instance.tables), self.lack_at, 1.0)
         self.serve_row = rows.block(self.firsts.size, 0.0, 0.0)
-        at = self.point_at + np.arange(self.pair.size)
-        rows.add(self.serve_row + self.shard_at[self.part_at[self.pair]], at, 1.0)
+        self._count(self.serve_row + self.shard_at[self.part_at])
         used = self.option_at + self.at_option[f.option_of[self.firsts]]
         numbers = self.serve_row + np.arange(self.firsts.size)
         rows.add(numbers, used, -f.times[self.firsts])
         groups = self.sizes.size
-        keys, self.apart_of = np.unique(self.table * groups + self.group, return_inverse=True)
-        self.apart_row = rows.block(keys.size, -np.inf, self.sizes[keys % groups])
-        rows.add(self.apart_row + self.apart_of[self.pair], at, 1.0)
+        keys, apart_of = np.unique(self.table * groups + self.group, return_inverse=True)
+        self._count(rows.block(keys.size, -np.inf, self.sizes[keys % groups]) + apart_of)
+
+    def _count(self, of_rows: Int, value: float = 1.0) -> None:
+        """Add what pairs serve to one row each, times `value`; -1 for none."""
+        self.counted.append((of_rows, value))
+        mine = np.flatnonzero(of_rows[self.pair] >= 0)
+        self.rows.add(of_rows[self.pair[mine]], self.point_at + mine, value)
 
     def _add_arenas(self) -> None:
         """A group has an arena on at least as many GPUs as it serves shards of a table in it.
@@ -142,10 +147,9 @@ class GroupProgram:
         of_options = of_options + np.arange(groups)
         known = np.unique(np.concatenate((keys[counted], of_options.ravel())))
         self.arena_row = rows.block(known.size, -np.inf, 0.0)
-        self.arena_of = np.full(self.part.size, -1)
-        self.arena_of[counted] = np.searchsorted(known, keys[counted])
-        mine = np.flatnonzero(self.arena_of[self.pair] >= 0)
-        rows.add(self.arena_row + self.arena_of[self.pair[mine]], self.point_at + mine, 1.0)
+        of_rows = np.full(self.part.size, -1)
+        of_rows[counted] = self.arena_row + np.searchsorted(known, keys[counted])
+        self._count(of_rows)
         at = self.arena_row + np.searchsorted(known, of_options)
         rows.add(at, self.option_at + replicated[:, None], self.sizes)
         held = self.arena_at + (known % groups) * f.arenas + known // groups % f.arenas
@@ -164,13 +168,13 @@ class GroupProgram:
     def _add_decided(self) -> None:
         """Groups serve what the node decided. Sides that share a table each have a shard of it."""
         f, node, rows = self.formulation, self.node, self.rows
-        self.decided_of, self.side_of = np.full((2, self.part.size), -1)
+        decided_of, side_of = np.full((2, self.part.size), -1)
         for table in node.layouts:
             for number, group in enumerate(node.groups):
                 if group.widths[table]:
                     row = rows.block(1, group.gpus, group.gpus)
                     rows.add(row, self.lack_at, group.gpus)
-                    self.decided_of[(self.table == table) & (self.group == number)] = row
+                    decided_of[(self.table == table) & (self.group == number)] = row
         for table in (table for table, sides in node.sides.items() if all(sides)):
             options = np.flatnonzero(f.table_of[node.options] == table)
             each = np.arange(2 * options.size)
@@ -178,23 +182,16 @@ class GroupProgram:
             rows.add(row + each, self.option_at + options[each // 2], -1.0)
             mine = np.flatnonzero(self.table == table)
             at = np.searchsorted(options, self.at_option[f.option_of[self.part[mine]]])
-            self.side_of[mine] = row + 2 * at + self.serves[self.group[mine]]
-        for of_rows in (self.decided_of, self.side_of):
-            mine = np.flatnonzero(of_rows[self.pair] >= 0)
-            rows.add(of_rows[self.pair[mine]], self.point_at + mine, 1.0)
+            side_of[mine] = row + 2 * at + self.serves[self.group[mine]]
+        self._count(decided_of)
+        self._count(side_of)
 
     def _add_together(self) -> None:
         """A group serves both tables of a pair that has to stay together, or none of them."""
-        f, rows, groups = self.formulation, self.rows, self.sizes.size
-        self.one_of, self.other_of = np.full((2, self.part.size), -1)
-        first = rows.block(len(f.together) * groups, 0.0, 0.0)
-        for number, pair in enumerate(f.together):
-            for of_rows, table in zip((self.one_of, self.other_of), pair, strict=True):
-                mine = np.flatnonzero(self.table == table)
-                of_rows[mine] = first + number * groups + self.group[mine]
-        for of_rows, value in ((self.one_of, 1.0), (self.other_of, -1.0)):
-            mine = np.flatnonzero(of_rows[self.pair] >= 0)
-            rows.add(of_rows[self.pair[mine]], self.point_at + mine, value)
+        for pair in self.formulation.together:
+            rows = self.rows.block(self.sizes.size, 0.0, 0.0) + self.group
+            for table, value in zip(pair, (1.0, -1.0), strict=True):
+                self._count(np.where(self.table == table, rows, -1), value)
 
     def _add_loads(self) -> None:
         """Limit the bytes of a group and its seconds in each phase, with replicas and launches."""
@@ -364,12 +361,9 @@ class GroupProgram:
         And the columns of this cost, and the program's columns that cost little more.
         """
         f = self.formulation
-        fixed = -prices[self.serve_row + self.shard_at[self.part_at]]
-        fixed -= prices[self.apart_row + self.apart_of]
-        every = self.decided_of, self.side_of, self.one_of
-        for of in (np.where(self.arena_of < 0, -1, self.arena_row + self.arena_of), *every):
-            fixed -= np.where(of >= 0, prices[of], 0.0)
-        fixed += np.where(self.other_of >= 0, prices[self.other_of], 0.0)
+        fixed = np.zeros(self.part.size)
+        for of_rows, value in self.counted:
+            fixed -= value * np.where(of_rows >= 0, prices[of_rows], 0.0)
         weights = np.empty((len(f.points), self.part.size))
         for row in range(1 + f.phases):
             weights[row] = -prices[self.load_row + row * groups + self.group]
@@ -380,7 +374,7 @@ class GroupProgram:
                 prices[row + self.single_of[mine]] / f.times[self.part[mine]]
             )
         sizes = f.sizes[self.parts]
-        starts, numbers, points = self._all_points()
+        starts, numbers, points = f.points_of_parts(self.parts)
         cheapest = np.full((self.parts.size, groups), np.inf)
         near, found = np.zeros(numbers.size, dtype=bool), []
         of_parts = np.zeros((len(f.points), f.sizes.size))
@@ -400,11 +394,3 @@ class GroupProgram:
             cheapest[:, group] = least
         known = np.isin(self.node.points // f.drives.number, numbers[near])
         return cheapest, np.unique(np.concatenate((*found, self.node.points[known])))
-
-    def _all_points(self) -> tuple[Int, Int, Float]:
-        """Return all points of the node's parts: the start of each part, numbers, and points."""
-        f = self.formulation
-        sizes = f.sizes[self.parts]
-        starts = np.cumsum(sizes) - sizes
-        numbers = np.repeat(f.starts[self.parts] - starts, sizes) + np.arange(int(sizes.sum()))
-        return starts, numbers, f.points[:, numbers]
