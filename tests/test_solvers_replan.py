@@ -64,7 +64,6 @@ def drifted(profile: TableProfile, seed: int) -> TableProfile:
 
 
 @cache
-@cache
 def before(pipeline: Pipeline = "look-ahead") -> tuple[Problem, Plan]:
     """Five tables that two hosts' four GPUs do not hold, and a plan.
 

@@ -213,7 +213,7 @@ def test_lines_are_above_the_bytes_of_no_number_of_hot_rows(seed: int) -> None:
                 assert line.dram_bytes + more * line.dram_bytes_a_row <= dram + 1
 
 
-@pytest.mark.parametrize("seed", mostly_slow([16, 27], 16))
+@pytest.mark.parametrize("seed", [16])
 def test_tight_problems_end_with_a_plan_or_a_proof(seed: int) -> None:
     """Memory is within 5% of what is needed, so that hardly any assignment fits."""
     problem = tight_problem(seed)

@@ -183,7 +183,7 @@ def test_what_is_only_read_is_not_written_back() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in contents(model).items())
 
 
-@examples(60)
+@examples(30)
 @given(data=st.data())
 def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> None:
     """Prefetched and plain steps, steps side by side, evaluation, and state saved and loaded.
