@@ -543,8 +543,8 @@ def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -
 def test_what_hosts_enforce_is_taken_over_from_a_known_bound() -> None:
     instance = Instance(KINDS["four"][0](0), Roofline())
     bound = lagrangian_bound(instance)
-    known = replace(bound, dram_s=3 * bound.step_time_s)
-    assert lagrangian_bound(instance, known).step_time_s == pytest.approx(known.dram_s)
+    known = replace(bound, part_s=3 * bound.step_time_s)
+    assert lagrangian_bound(instance, known).step_time_s == pytest.approx(known.part_s)
 
 
 def test_a_step_of_next_to_no_time_has_a_bound() -> None:

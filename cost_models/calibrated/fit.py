@@ -175,7 +175,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 
 
 def noise_of(dataset: Dataset, clock: Clock = "wall") -> Noise:
-    """Return measures of how the machine's speed varied during the measurements, by a clock."""
+    """Return how the machine's speed varied during the measurements, as this clock shows it."""
     measured = [one.measured for one in dataset.measurements]
     reference = dataset.of_kind(REFERENCE).measurements
     again = [step_s(times, clock) for _, times in repeated(reference)]

@@ -71,7 +71,7 @@ ARENA_TERMS = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup", "re
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Seconds of one unit, and a range with them and nine of ten fits to resampled workloads."""
+    """Seconds of one unit. Their range also holds nine of ten fits to resampled workloads."""
 
     value_s: float
     low_s: float

@@ -270,7 +270,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(),
     }
     if device != "cpu":
-        import torch  # not above: it loads slowly
+        import torch  # It loads slowly, so only where it is needed.
 
         facts["gpu"] = torch.cuda.get_device_name(device)
     for name in ("torch", "numba", "numpy", "triton", "embedding-placer"):

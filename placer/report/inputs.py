@@ -187,7 +187,7 @@ def growing_words(profile: Profile, problem: Problem) -> Iterator[str]:
     Another sentence says so if steps of this batch size read more ids than the table has rows.
     `profile` has the accesses of the log's ids, and `problem` those of the rows.
     """
-    # These steps keep their rows: the current one, and those that always count as open.
+    # Rows stay while a step is open: the current step, and those before it that count as open.
     steps = 1 + (OPEN_OVER_RANKS if len(problem.topology.gpus) > 1 else 1)
     for name, how in problem.growing.items():
         predicted = ""

@@ -65,9 +65,9 @@ def prices_around(price: float) -> Float:
 def constrained_bound(instance: Instance) -> float:
     """Return the bound by pinned and grouped tables alone, without a step's fixed time.
 
-    If only some GPUs may serve some tables, these tables alone are a problem for these GPUs alone.
-    The argument is that for all tables on all GPUs, at each price of HBM. A group of tables is a
-    problem for one GPU.
+    Take the tables that only some GPUs may serve. They alone on these GPUs are a smaller problem,
+    with the bound of `solvers.bounds.lagrangian` at each price of HBM. A group of tables that stay
+    together is such a problem of one GPU.
     """
     if not instance.problem.constraints:
         return 0.0

@@ -101,7 +101,7 @@ class LagrangianBound:
     # `enough_from_s`, which is at most the bound.
     cheapest: tuple[tuple[OptionCost, ...], ...]
     enough_from_s: tuple[float, ...]
-    dram_s: float  # The bound by the hosts' memory alone.
+    part_s: float  # The bound by hosts' memory alone, or by pinned and grouped tables alone.
     # Returns all sharding options of a table, by its number. For many tables that is slow.
     options_of: Callable[[int], tuple[OptionCost, ...]]
 
@@ -124,7 +124,7 @@ def lagrangian_bound(
     """Return the bound of this module's docstring.
 
     `known`: the bound of the same problem with other weights. Prices near its prices are tried, and
-    its bound by hosts' memory is reused. `is_late`: returns true once no time is left for costing
+    its `part_s` is reused. `is_late`: returns true once no time is left for costing
     ways to cut tables, which raise the bound.
     """
     is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
@@ -132,26 +132,26 @@ def lagrangian_bound(
         rough_s, around = rough_prices(instance)
         return _refined(instance, 0.0, around, _SERVED_PRICES, known_s=rough_s)
     if known is None:
-        prices, dram_s = prices_near_full_hbm(instance)
-        # The fixed time of a step is not part of it.
-        dram_s = max(0.0, dram_s - instance.fixed_s, constrained_bound(instance))
+        prices, part_s = prices_near_full_hbm(instance)
+        # No bound here includes the fixed time of a step.
+        part_s = max(0.0, part_s - instance.fixed_s, constrained_bound(instance))
     else:
-        prices, dram_s = prices_around(known.price_s_per_byte), known.dram_s
+        prices, part_s = prices_around(known.price_s_per_byte), known.part_s
     dram_price = 0.0 if known is None else known.dram_price
     shares = _server_shares(instance) if known is None else np.array([known.server_share])
     dram_prices = np.full(prices.size * shares.size, dram_price)
     prices, server_shares = np.tile(prices, shares.size), np.repeat(shares, prices.size)
-    bound = _bound_at(instance, prices, dram_prices, dram_s, server_shares, is_late=is_late)
+    bound = _bound_at(instance, prices, dram_prices, part_s, server_shares, is_late=is_late)
     if not (is_priced and 0 < bound.step_time_s < math.inf):
         return bound
     # A row that leaves HBM takes DRAM: the price of HBM is about that of DRAM, of narrow rows less.
     price = bound.step_time_s * instance.gpus / max(1.0, float(instance.dram_bytes.sum()))
-    return _refined(instance, dram_s, (price, 1.0, 1.0), _DRAM_PRICES, bound)
+    return _refined(instance, part_s, (price, 1.0, 1.0), _DRAM_PRICES, bound)
 
 
 def _refined(
     instance: Instance,
-    dram_s: float,
+    part_s: float,
     around: tuple[float, float, float],
     rounds: Sequence[_Round],
     bound: LagrangianBound | None = None,
@@ -168,7 +168,7 @@ def _refined(
         server_shares = np.full(prices.size, server_share)
         for _ in range(_MOST_ROUNDS):
             limit_s = share * (known_s if bound is None else bound.step_time_s)
-            found = _bound_at(instance, prices, dram_prices, dram_s, server_shares, limit_s)
+            found = _bound_at(instance, prices, dram_prices, part_s, server_shares, limit_s)
             bound = found if bound is None else max(bound, found, key=lambda one: one.step_time_s)
             if found.step_time_s < limit_s:
                 break
@@ -199,7 +199,7 @@ def _bound_at(
     instance: Instance,
     prices: Float,
     dram_prices: Float,
-    dram_s: float,
+    part_s: float,
     server_shares: Float,
     limit_s: float = math.inf,
     is_late: Callable[[], bool] = lambda: False,
@@ -222,9 +222,9 @@ def _bound_at(
     every = cache(pricer.every)
     uncut = every if extra_s is None else cache(lambda table: pricer.uncut(table, extra_s))
     costs = [uncut(table) for table in instance.alike]
-    bound_s, known = dram_s, set[int]()
+    bound_s, known = part_s, set[int]()
     while True:
-        bound_s, best, replicas_s = _best_bound(devices, costs, worth_s, dram_s, bound_s)
+        bound_s, best, replicas_s = _best_bound(devices, costs, worth_s, part_s, bound_s)
         # No step is shorter, so tables that one GPU can serve within it need no finer option;
         # beside replicas of other tables there is less time for it.
         longer = [
@@ -257,7 +257,7 @@ def _bound_at(
         float(server_shares[best]),
         cheapest,
         tuple(of.enough_from_s(best) if few else 0.0 for of in costs),
-        dram_s,
+        part_s,
         cache(lambda table: _at_price(every(instance.alike[table]), best)),
     )
 
@@ -277,7 +277,7 @@ def _best_bound(
     devices: Float,
     works: Sequence[OptionCosts],
     memory_worth_s: Float,
-    dram_s: float,
+    part_s: float,
     known_s: float,
 ) -> tuple[float, int, float]:
     """Return the largest bound of all prices, its price's number, and what replicas take.
@@ -292,7 +292,7 @@ def _best_bound(
         longest[table, : len(work.options)] = work.longest_s
         replica_s[table, : len(work.options)] = work.replica_s
         priced[table, : len(work.options)] = work.priced_s
-    lowest_s = max(dram_s, float(longest.min(axis=1).max()))
+    lowest_s = max(part_s, float(longest.min(axis=1).max()))
     least_s = max(lowest_s, known_s)
     best_s, best, most_s, replicas_s = least_s, 0, -np.inf, 0.0
     # The middle price is mostly among the best. Others need only be shown to be no better.

@@ -246,8 +246,8 @@ def _count_delays(search: Search) -> None:
         search.delayed = replace(search, instance=other)
         return
     other = instance.recounted(np.eye(1 + chains)[-1], delay=delay)
-    # The known time of hosts' memory excludes the fixed time of a step, which differs here.
+    # The known `part_s` excludes the fixed time of a step, which differs here.
     known = search.lagrangian
-    dram_s = max(0.0, known.dram_s + instance.fixed_s - other.fixed_s)
-    search.delayed = Search.start(other, search.clock, replace(known, dram_s=dram_s))
+    part_s = max(0.0, known.part_s + instance.fixed_s - other.fixed_s)
+    search.delayed = Search.start(other, search.clock, replace(known, part_s=part_s))
     search.prove(search.delayed.bound_s)

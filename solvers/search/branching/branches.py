@@ -111,13 +111,13 @@ class Branches:
         return sorted(self.order, key=lambda table: (not sides[table][1], not sides[table][0]))
 
     def _is_allowed(self, node: Node, table: int, way: Way) -> bool:
-        """Return whether GPUs and servers may serve shards of a table, and do as was decided."""
+        """Return whether all groups that serve the table may do so, and on its decided sides."""
+        if not way.counts:
+            return True
         used = np.sum(way.counts, axis=0) > 0
-        if (
-            not way.counts
-            or not (~used | self.formulation.pins[[g.pins for g in node.groups], table]).all()
-        ):
-            return not way.counts
+        may_serve = self.formulation.pins[[group.pins for group in node.groups], table]
+        if (used & ~may_serve).any():
+            return False
         if table not in node.sides:
             return True
         serves = np.isin([group.kind for group in node.groups], self.formulation.server_kinds)

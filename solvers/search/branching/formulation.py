@@ -35,7 +35,7 @@ _CHEAP = 0.03
 
 _MOST_PINS = 120
 """Leave out which GPUs may serve which tables above this number of sets × tables, as each set is a
-group. With 8 sets of 26 tables, relaxations take so long that less is proven in 20 seconds."""
+group. With more groups, relaxations take so long that less is proven in the same time."""
 
 _PRICE_FACTORS = (0.0, 0.25, 0.7, 1.0, 1.5, 4.0, 1e6)
 """The first linear program has the cheapest points at these multiples of a price of HBM."""
@@ -363,7 +363,10 @@ def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
 
 
 def _pins(instance: Instance) -> tuple[npt.NDArray[np.bool_], list[int]]:
-    """Return the sets of tables that GPUs may serve, shape (sets, tables), and each GPU's set."""
+    """Return the sets of tables that GPUs may serve, and the number of each GPU's set.
+
+    The sets have shape (sets, tables).
+    """
     every = np.ones(instance.gpus, dtype=bool)
     allowed = [instance.allowed(table) for table in range(instance.tables)]
     masks = np.array([every if mask is None else mask for mask in allowed])

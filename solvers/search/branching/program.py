@@ -126,7 +126,10 @@ class GroupProgram:
         self._count(rows.block(keys.size, -np.inf, self.sizes[keys % groups]) + apart_of)
 
     def _count(self, of_rows: Int, value: float = 1.0) -> None:
-        """Add what pairs serve to one row each, times `value`; -1 for none."""
+        """Add the number of shards that each pair serves, times `value`, to its row.
+
+        `of_rows`, shape (pairs of part and group,): the row of each pair, or -1.
+        """
         self.counted.append((of_rows, value))
         mine = np.flatnonzero(of_rows[self.pair] >= 0)
         self.rows.add(of_rows[self.pair[mine]], self.point_at + mine, value)
