@@ -37,6 +37,7 @@ from placer.measurement import (
 )
 from placer.measurement.machine import LEAST_CASES, calibration_cases
 from placer.plan.verify import violations
+from solvers import solve
 
 TIERED = Setting("tiered", pinned=False)
 
@@ -433,6 +434,13 @@ def test_reports_say_how_sure_a_calibrated_time_is() -> None:
     assert report.relative_error == 0.12
     # Nobody has published what emulated GPUs do.
     assert Roofline().evaluate(case.problem(), case.plan()).relative_error is None
+    # An error that was found on a CPU is none of a GPU's plan.
+    gpu = problem_of(zipf_table("t", 1000), topology=machine(1))
+    plan = solve(gpu, solver="greedy-size").plan
+    for device, error in (("cpu", None), ("cuda:0", 0.12)):
+        model = Calibrated(replace(calibration(), setting={"device": device}))
+        assert model.evaluate(case.problem(), case.plan()).relative_error == 0.12
+        assert model.evaluate(gpu, plan).relative_error == error
 
 
 @pytest.mark.slow

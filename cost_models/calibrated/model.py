@@ -18,6 +18,7 @@ import numpy as np
 
 from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
+from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import (
@@ -33,6 +34,7 @@ from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.errors import PlacerError
 from placer.files import SEAL, sealed, write_text
 from placer.plan.fields import Pipeline
+from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.read_files import LimitError, read_json
 from placer.tables import OPTIMIZERS, Table
@@ -216,6 +218,13 @@ class Calibrated(StepEquation):
     def relative_error(self) -> float:
         """Median relative error of step times for cases that the fit did not use."""
         return self.calibration.relative_error
+
+    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
+        """See `CostModel.evaluate`. If a CPU was measured, the error is unknown for real GPUs."""
+        report = super().evaluate(problem, plan)
+        on_cpu = str(self.calibration.setting.get("device", "")).startswith("cpu")
+        is_measured = not on_cpu or problem.topology.emulated
+        return report if is_measured else replace(report, relative_error=None)
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
         """Return the measured costs, for any topology. See `StepEquation.unit_costs`."""

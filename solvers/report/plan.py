@@ -195,6 +195,8 @@ def _headline(
         model = facts["cost_model"]
         if model == "roofline" and facts["relative_error"] is not None:
             model += ", no measurement of your machine: placer calibrate"
+        if model.startswith("calibrated") and facts["relative_error"] is None:
+            model += ", measured on a CPU: it says little of these GPUs"
         line += f" ({model})"
         if cost is not None:
             dense = "embeddings alone"
