@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from solvers.model.instance import Instance
 from solvers.result import Limits
-from solvers.search.annealing import prepare
 from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._stages import (
     MANY_PLACES,
@@ -54,6 +53,9 @@ class Auto(StagedStrategy):
 
     def prepare(self, limits: Limits) -> None:
         """Compile annealing's moves."""
+        # Import here: other strategies do without the compiler, which takes half a second to load.
+        from solvers.search.annealing import prepare
+
         prepare(limits)
 
     def stages(self, instance: Instance) -> list[Stage]:
