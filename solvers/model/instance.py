@@ -255,10 +255,10 @@ class Instance:
 
     def model_curve(self, shard: TableShard, gpu: int) -> CostCurve:
         """Return the cost model's curve of a shard."""
-        if not self.is_gpu(gpu):  # A server keeps all rows in memory, in their table's type.
-            shard = shard._replace(option=shard.option._replace(home=IN_DRAM))
         key, kind = self._key(shard, gpu), self.kinds[self.kind_of_gpu[gpu]]
         if key not in self._model_curves:
+            if not self.is_gpu(gpu):
+                shard = _on_server(shard)
             self._model_curves[key] = self.cost_model.cost_curve(self.problem, shard, kind)
         curve = self._model_curves[key]
         return curve if self.delay is None else self.delay.with_phase(curve)
@@ -374,6 +374,8 @@ class Instance:
         return np.asarray(total)
 
     def _key(self, shard: TableShard, gpu: int) -> tuple[object, ...]:
+        if not self.is_gpu(gpu):
+            shard = _on_server(shard)
         return self.alike[shard.table], *shard.cost_key[1:], self.kind_of_gpu[gpu]
 
     @property
@@ -381,6 +383,12 @@ class Instance:
         """The search space in words, for plans and reports."""
         options = {option for table in range(self.tables) for option in self.options_of(table)}
         return search_space(options, is_constrained=self._rules.any)
+
+
+def _on_server(shard: TableShard) -> TableShard:
+    """Return a shard as servers hold it: all rows in memory, in their table's type."""
+    option = shard.option._replace(home=IN_DRAM, cold=WHOLE_TABLE.cold)
+    return shard._replace(option=option)
 
 
 __all__ = ["WHOLE_TABLE", "Block", "Instance", "Placement", "ShardingOption", "TableShard"]

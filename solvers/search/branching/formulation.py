@@ -2,12 +2,13 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from cost_models import ANY_SHARE
+from cost_models import ANY_SHARE, CostCurve
 from solvers.bounds.option_costs import distinct_shards, points_within
 from solvers.model.instance import Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Float
@@ -112,7 +113,7 @@ class Formulation:
         if points_of_all > most_points:
             self.nearly = _NEARLY_SAME
         # A GPU serves many tables, whose differences add up.
-        nearly = self.nearly * min(1.0, instance.gpus / instance.tables)
+        self._nearly = self.nearly * min(1.0, instance.gpus / instance.tables)
         unit_s = self.unit_s
         self.phases = len(instance.objective.schedule.phases)
         gpus = instance.gpus - instance.servers
@@ -139,6 +140,8 @@ class Formulation:
         points: list[Float] = []
         drives: list[Float] = []
         self._arenas: dict[object, int] = {}
+        # Options share curves of servers, and of column slices of one width.
+        self._of_curve = lru_cache(256)(self._points)
         for table in range(instance.tables):
             for option in instance.options_of(table):
                 mine = self._parts(table, option)
@@ -150,7 +153,7 @@ class Formulation:
                     shards += 1
                     for kind, (each, on_drive) in of_kinds.items():
                         parts.append((*row, kind))
-                        points.append(self._merged(each, nearly) if nearly else each)
+                        points.append(each)
                         drives.append(on_drive)
                 replica = instance.replica(table, option)
                 replicas.append(self._replica(replica))
@@ -277,7 +280,7 @@ class Formulation:
 
         The result has as many rows.
         """
-        if not points.shape[1]:
+        if points.shape[1] <= 1 or not nearly:
             return points
         most = [self.unit_bytes, *[self.unit_s * UNITS] * self.phases, self.unit_dram, np.inf]
         sizes = np.array(most[: len(points)]) * nearly
@@ -318,21 +321,26 @@ class Formulation:
             of_kinds: dict[int, tuple[Float, Float]] = {}
             for kind, gpu in enumerate(instance.kinds):
                 curve = (instance.free_curve if is_open else instance.curve)(shard, gpu)
-                room = max(hbm for each, hbm, _ in self.gpus_of_kind if each == kind)
-                rows, split_s = curve.phase_s, curve.split_phase_s
-                if self.unit_dram:
-                    rows = np.vstack((rows, curve.dram_bytes, np.arange(rows.shape[1])))
-                    split_s = np.append(split_s, (0.0, 0.0))
-                points = np.vstack(points_within(curve, rows, split_s, room * self.unit_bytes))
-                points = points[:, np.isfinite(points).all(axis=0)]
+                points, drive = self._of_curve(curve, kind)
                 if points.size:
-                    drive = np.zeros((len(points), 0))
-                    if self.unit_dram:
-                        drive = drive_points(curve, self.members, self.unit_s * UNITS)
-                        drive = self._merged(drive, max(self.nearly, _HARDLY_DIFFERENT))
                     of_kinds[kind] = points, drive
             parts.append((shard, times, of_kinds))
         return parts
+
+    def _points(self, curve: CostCurve, kind: int) -> tuple[Float, Float]:
+        """Return the points of a shard's curve on a kind of GPU, and its drive points."""
+        room = max(hbm for each, hbm, _ in self.gpus_of_kind if each == kind)
+        rows, split_s = curve.phase_s, curve.split_phase_s
+        if self.unit_dram:
+            rows = np.vstack((rows, curve.dram_bytes, np.arange(rows.shape[1])))
+            split_s = np.append(split_s, (0.0, 0.0))
+        points = np.vstack(points_within(curve, rows, split_s, room * self.unit_bytes))
+        points = points[:, np.isfinite(points).all(axis=0)]
+        drive = np.zeros((len(points), 0))
+        if points.size and self.unit_dram:
+            drive = drive_points(curve, self.members, self.unit_s * UNITS)
+            drive = self._merged(drive, max(self.nearly, _HARDLY_DIFFERENT))
+        return self._merged(points, self._nearly), drive
 
 
 def points_of(instance: Instance) -> int:
