@@ -134,6 +134,29 @@ def test_a_moved_part_of_a_row_brings_its_state() -> None:
         assert diff(old, new).moved_bytes == 100 * row_bytes
 
 
+def test_narrow_rows_move_and_stay_in_their_type() -> None:
+    table = replace(TABLE, optimizer="rowwise_adagrad")
+    cold = replace(in_dram("t", (40, 100, 1), (0, 8)), dtype="int8")
+    old = plan_of(table, in_hbm("t", (0, 40, 1), (0, 8)), cold)
+    less = replace(cold, rows=(10, 100, 1))
+    away = replace(less, devices=("gpu:1",))
+    row, narrow = 8 * 4 + 4, 8 + 8 + 4  # A scale and an offset, and Adagrad's number.
+    for new in (less, away):
+        found = diff(old, plan_of(table, in_hbm("t", (0, 10, 1), (0, 8)), new))
+        assert found.moved_bytes == 30 * narrow
+        assert found.kept_bytes == 10 * row + 60 * narrow
+        assert diff(found.new, old).moved_bytes == 30 * narrow
+    wide = plan_of(table, in_hbm("t", (0, 40, 1), (0, 8)), replace(cold, dtype=None))
+    narrowed, widened = diff(wide, old), diff(old, wide)
+    assert (narrowed.kept_bytes, widened.kept_bytes) == (40 * row + 60 * narrow, 100 * row)
+    assert [one.tables[0].detail for one in (narrowed, widened, diff(old, old))] == [
+        "cold rows become int8",
+        "cold rows become float32",
+        "",
+    ]
+    assert "cold rows become int8" in diff_report(narrowed).to_csv()
+
+
 def test_replicas_come_and_go() -> None:
     one = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8)))
     both = plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8), "gpu:0", "gpu:1"))

@@ -21,6 +21,7 @@ from placer.plan.fields import Memory, Shard
 from placer.plan.memory import drive_of, home_of
 from placer.plan.plan import Plan, Ranks, distinct
 from placer.plan.verify import check_shards
+from placer.tables import Table
 from placer.topology.topology import Topology
 
 Int = npt.NDArray[np.int64]
@@ -72,8 +73,9 @@ class TableDiff:
     """How one table changes.
 
     A table is ``reshaped`` if rows, dim, dtype or optimizer differ, as `detail` says; then nothing
-    else is compared. `cells` are its rows × columns in the newer plan; for a removed table, in the
-    older plan. `changed_cells` are cells whose set of homes (device, tier) differs.
+    else is compared. If cold rows get another type, `detail` says which. `cells` are its rows ×
+    columns in the newer plan; for a removed table, in the older plan. `changed_cells` are cells
+    whose set of homes (device, tier) differs.
     """
 
     table: str
@@ -159,16 +161,20 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
     if shape:
         return TableDiff(name, "reshaped", cells, detail=", ".join(shape))
     covered = changed = 0
+    retyped: dict[str, None] = {}
     moves: dict[tuple[MoveKind, Home, Home | None], list[int]] = {}
     for source, target, rows, width in _common_parts(old, new, name):
         covered += rows * width
         was, now = homes_of(source), homes_of(target)
         if set(was) != set(now):
             changed += rows * width
+        if source.dtype != target.dtype and {source.memory, target.memory} <= {"dram", "ssd"}:
+            retyped[f"cold rows become {target.dtype or after.dtype}"] = None
         for step in _steps_to(old, new, was, now):
             total = moves.setdefault(step, [0, 0])
             total[0] += rows * width
-            total[1] += rows * after.bytes_per_row(width)
+            stays = step[0] in ("kept", "served elsewhere")
+            total[1] += rows * _row_bytes(after, source, target, width, stays)
     if covered != cells:
         raise PlanError(
             f"one of the plans does not cover table {name!r} exactly once: {covered} of {cells} "
@@ -177,7 +183,16 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
     listed = [Move(name, *key, *moves[key]) for key in sorted(moves, key=str)]
     kept = tuple(move for move in listed if move.kind == "kept")
     others = tuple(move for move in listed if move.kind != "kept")
-    return TableDiff(name, "moved" if changed else "same", cells, changed, others, kept)
+    status: TableStatus = "moved" if changed else "same"
+    return TableDiff(name, status, cells, changed, others, kept, "; ".join(retyped))
+
+
+def _row_bytes(table: Table, source: Shard, target: Shard, width: int, stays: bool) -> int:
+    """Return the bytes of a part of a row, with its state, where it stays or while it is copied.
+
+    If one of both ends has cold rows of another type than the table's, rows are copied in it.
+    """
+    return table.bytes_per_row(width, target.dtype or (None if stays else source.dtype))
 
 
 def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], int]:
@@ -187,7 +202,7 @@ def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], in
     """
     shared: dict[tuple[Home, Home], int] = defaultdict(int)
     for source, target, rows, width in _common_parts(old, new, table):
-        size = rows * new.tables_by_name[table].bytes_per_row(width)
+        size = rows * _row_bytes(new.tables_by_name[table], source, target, width, stays=True)
         for was in homes_of(source):
             for now in homes_of(target):
                 shared[was, now] += size

@@ -77,7 +77,7 @@ def _tables(tables: Iterable[TableDiff]) -> Section:
     def words(table: TableDiff) -> str:
         totals = sorted((kind, _bytes(of)) for kind, of in grouped(table.moves, _kind).items())
         kinds = (f"{kind} {format_bytes(total)}" if total else kind for kind, total in totals)
-        return table.detail or "; ".join(kinds)
+        return "; ".join((*kinds, *([table.detail] if table.detail else [])))
 
     return table_of(
         sorted(tables, key=lambda table: (first.get(table.status, 3), -table.moved_bytes)),
