@@ -586,6 +586,12 @@ def replan(
 
     began, old = time.monotonic(), placer.Plan.load(old_path)
     problem = options.following(old, hbm, other_data)
+    rules = options.constraints_path
+    if rules is not None and options.topology is None and placer.Constraints.load(rules).reserve:
+        report.print_stderr(
+            "the reserve is taken off what --hbm and --dram give; the old plan's machine has only "
+            "what its own reserve left"
+        )
     with report.stoppable() as stop, report.progress_bar("candidates") as update:
         done = itertools.count(1)
         replanned = follow_up(

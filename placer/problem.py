@@ -252,3 +252,29 @@ class Problem(Summarized):
             if profile.locality:
                 digest.update(repr(profile.locality).encode())
         return digest.hexdigest()
+
+
+def before_dense(dense: Dense | None) -> Dense | None:
+    """Return the dense part of a plan, for a problem on a machine with its memory."""
+    return replace(dense, reserved_bytes=0) if isinstance(dense, DenseLayers) else dense
+
+
+def machine_of(
+    plan: Plan,
+    constraints: Constraints,
+    *,
+    hbm: str | int | None = None,
+    dram: str | int | None = None,
+    ssd: str | int | None = None,
+) -> tuple[Topology, Constraints]:
+    """Return a plan's machine with other budgets, and constraints for another problem on it.
+
+    The machine has the memory of the plan's dense layers. It does not have the memory that was
+    reserved, so the returned constraints reserve only memory of devices with a new budget.
+    """
+    taken = plan.dense.reserved_bytes if isinstance(plan.dense, DenseLayers) else 0
+    gpus = tuple(replace(g, memory_bytes=g.memory_bytes + taken) for g in plan.topology.gpus)
+    machine = replace(plan.topology, gpus=gpus).with_memory(hbm=hbm, dram=dram, ssd=ssd)
+    anew = [] if hbm is None else [gpu.id for gpu in gpus]
+    anew += [] if dram is None else [gpu.host for gpu in gpus]
+    return machine, constraints.reserving_on(anew, machine)

@@ -237,22 +237,23 @@ class ProblemOptions:
 
         Options that are not given are taken from the old plan, if there is one.
         """
+        from placer.problem import before_dense, machine_of
         from placer.workloads.dense import dense_part
 
-        path = self.constraints_path
+        path, budgets = self.constraints_path, {"hbm": hbm, "dram": self.dram, "ssd": self.ssd}
+        rules = placer.Constraints() if path is None else placer.Constraints.load(path)
         if old is None or self.topology is not None:
-            budgets = {"hbm": hbm, "dram": self.dram, "ssd": self.ssd}
             machine = placer.Topology.parse(self.topology or "auto", **budgets)
         else:
-            machine = old.topology.with_memory(hbm=hbm, dram=self.dram, ssd=self.ssd)
-        dense = None if old is None else old.dense
+            machine, rules = machine_of(old, rules, **budgets)
+        dense = None if old is None else before_dense(old.dense)
         if self.dense is not None:
             dense = dense_part(self.dense, self.workload, self.dim)
         return placer.Problem(
             profile,
             machine,
             self.batch_size or (old.batch_size if old else 8192),
-            placer.Constraints() if path is None else placer.Constraints.load(path),
+            rules,
             self.pipeline or (old.pipeline if old else "look-ahead"),
             dense,
             (old.widths if old else ()) if self.widths is None else tuple(self.widths),

@@ -92,6 +92,51 @@ def test_a_budget_alone_is_of_the_old_plans_machine(workbench: Workbench, tmp_pa
     assert "8192 by default" not in words
 
 
+def _memory(plan: Path) -> dict[str, int]:
+    topology = placer.Plan.load(plan).topology
+    return {one.id: one.memory_bytes for one in (*topology.gpus, *topology.hosts)}
+
+
+def test_a_reserve_is_taken_off_once(workbench: Workbench, tmp_path: Path) -> None:
+    rules, old = tmp_path / "rules.yaml", tmp_path / "old.json"
+    rules.write_text("reserve: {gpu: 4KiB, gpu:0: 8KiB, host: 1MiB}\n")
+    asked = ("--constraints", rules, "--solver", "greedy-size", "--steps", "1")
+    succeed("plan", *workbench.problem(), *asked, "-o", old)
+    profile = ("--profile", workbench.profile, *asked)
+    before = old
+    for day in ("monday", "tuesday"):
+        new = tmp_path / f"{day}.json"
+        assert "its own reserve left" in succeed("replan", before, *profile, "-o", new).stderr
+        assert _memory(new) == _memory(old)
+        before = new
+    given = {"--hbm": "95KiB", "--dram": "64MiB"}
+    for flag, budget in given.items():
+        succeed("replan", before, *profile, flag, budget, "-o", before)
+    expected = {"gpu:0": 87 << 10, "gpu:1": 91 << 10, "host:0": 63 << 20}
+    assert _memory(before) == expected
+    succeed("replan", before, *workbench.problem(), *asked, "-o", before)
+    assert _memory(before) == _memory(old)
+    rules.write_text("reserve: {gpu:7: 4KiB}\n")
+    assert "gpu:7" in fail("replan", old, *profile, "-o", new)
+
+
+def test_dense_layers_take_their_memory_of_any_machine(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    workload = ("--workload", "criteo-kaggle", "--solver", "greedy-size", "--steps", "1")
+    machine = ("--topology", "2xt4", "--hbm", "2GiB", "--batch-size", "64")
+    dense = ("--dense", "workload")
+    succeed("plan", *workload, *machine, *dense, "-o", old)
+    left = _memory(old)
+    assert left["gpu:0"] < 2 << 30
+    for given in ((), machine[2:4], machine, dense):
+        succeed("replan", old, *workload, *given, "-o", new)
+        assert _memory(new) == left
+    succeed("replan", old, *workload, "--dense", "none", "-o", new)
+    assert _memory(new)["gpu:0"] == 2 << 30
+
+
 def test_what_goes_wrong(workbench: Workbench, tmp_path: Path) -> None:
     new = tmp_path / "new.json"
     before = ("replan", "--from", workbench.plan)

@@ -13,17 +13,21 @@ from typing import Any, get_args
 import pytest
 from browser_cases import Browser, browser, needs_chromium
 from cli_cases import Workbench, fail, make_workbench, succeed
+from dense_cases import DLRM
 from plan_cases import in_dram, in_hbm, machine
 from problem_cases import plan_for, problem_of, zipf_table
 
 from cost_models import Roofline
 from placer import Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
+from placer.constraints.constraints import Constraints
 from placer.profile.cdf import AccessCdf
 from placer.report.picture import MARKERS, SERIES
 from placer.workloads import named_workload
-from solvers import solve
+from solvers import Limits, solve
+from solvers.analysis.whatif import front
 from solvers.bounds.binding import Binding, Resource
 from solvers.model.instance import Instance
+from solvers.registry import solver as solver_called
 from solvers.report import plan_report
 from solvers.report.page import Answers, Questions, ask, write_page
 from solvers.report.page.answers import _reasons
@@ -448,6 +452,37 @@ def test_a_question_to_a_file_is_answered_in_values(bench: Workbench) -> None:
     assert set(answers.reasons) == {table.name for table in answers.plan.tables}
     assert answers.comparison is None
     assert answers.front == ()
+
+
+def test_budgets_are_before_what_is_reserved_and_dense_layers_take(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("reserve: {gpu: 1KiB}\n")
+    limits = Limits(max_steps=1)
+
+    def problem(hbm_bytes: int) -> Problem:
+        profile = Profile((zipf_table("t", 1000),))
+        kept = Constraints(reserve=(("gpu", 1 << 10),))
+        return Problem(
+            profile, machine(1, hbm_bytes=hbm_bytes), 4, kept, dense=replace(DLRM, flops_per_s=1e12)
+        )
+
+    profile, plan = tmp_path / "profile", tmp_path / "plan.json"
+    problem(1 << 20).profile.save(profile)
+    made = solve(problem(1 << 20), "greedy-cost").plan
+    assert made is not None
+    made.save(plan)
+    budgets = [10 << 10, 20 << 10, 30 << 10]
+    shown = ask(
+        plan,
+        questions=Questions(hbm_steps=",".join(f"{one}B" for one in budgets), explained=0),
+        profile_path=profile,
+        constraints_path=rules,
+        limits=limits,
+    )
+    expected = front(
+        problem, budgets, lambda one: solver_called("greedy-cost").solve(one, Roofline(), limits)
+    )
+    assert shown.front == expected
 
 
 def test_a_split_is_explained_by_the_shard_that_would_gain_most() -> None:

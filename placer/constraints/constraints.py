@@ -6,7 +6,7 @@ docs/constraints.md describes the file, and `placer.constraints.file` reads and 
 
 import glob
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -154,6 +154,24 @@ class Constraints:
                 for h in topology.hosts
             ),
         )
+
+    def reserving_on(self, devices: Collection[str], topology: Topology) -> "Constraints":
+        """Return the constraints with the reserve of these devices alone.
+
+        >>> from placer import Topology
+        >>> some = Constraints.of(reserve={"gpu": "1GiB", "host": "2GiB"})
+        >>> some.reserving_on(["gpu:1"], Topology.parse("2xt4")).reserve
+        (('gpu:1', 1073741824),)
+        """
+        reserve = dict(self.reserve)
+        kinds = dict.fromkeys(topology.gpus_by_id, "gpu") | dict.fromkeys(
+            topology.hosts_by_id, "host"
+        )
+        # Keep unknown names, which are errors.
+        kept = {name: size for name, size in reserve.items() if name not in {*kinds, "gpu", "host"}}
+        every = {name: reserve.get(name, reserve.get(kind, 0)) for name, kind in kinds.items()}
+        kept |= {name: size for name, size in every.items() if size and name in devices}
+        return replace(self, reserve=tuple(kept.items()))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Constraints":

@@ -17,7 +17,7 @@ from placer.plan.drift import assumed_even
 from placer.plan.origin import open_log_of, profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards
-from placer.problem import Problem
+from placer.problem import Problem, before_dense, machine_of
 from placer.report import section as form
 from placer.report.moves import diff_report
 from placer.report.section import Report
@@ -126,7 +126,9 @@ def ask(
         strategy, how = solver_called(asked.solver), limits or Limits(20.0)
 
         def at(budget: int) -> Problem:
-            return replace(problem, topology=problem.topology.with_memory(hbm=budget))
+            machine, left = machine_of(plan, rules or Constraints(), hbm=budget)
+            dense = before_dense(plan.dense)
+            return replace(problem, topology=machine, constraints=left, dense=dense)
 
         def solved(with_budget: Problem) -> SolveResult:
             shows("budgets")(0, None)
