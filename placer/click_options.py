@@ -38,6 +38,8 @@ _SOURCES = {
     ParameterSource.ENVIRONMENT: "of the environment",
     ParameterSource.DEFAULT_MAP: "of placer.toml",
 }
+_ALTERNATIVES = "profile_path", "workload"
+"""Parameters of which only one may be given. On the command line, it replaces placer.toml's."""
 _EARLIER = {"--data-format": "--log-format", "--report": "--format"}
 """New names of options, by their names in 0.1.0."""
 _LOG_FORMATS = {*FORMATS, "counts"} - {"csv"}  # `--format csv` means results as CSV.
@@ -191,6 +193,7 @@ def add_command(
 
     def call(**options: Any) -> None:
         context, began_s = click.get_current_context(), time.monotonic()
+        _drop_weaker(context, options)
         root = context.find_root().params
         is_quiet, is_verbose = (bool(options[n] or root.get(n)) for n in ("quiet", "verbose"))
         for at, spec in positional.items():
@@ -215,6 +218,16 @@ def add_command(
     named = name or function.__name__.replace("_", "-")
     group.add_command(_Command(named, callback=call, params=parameters, help=text))
     return function
+
+
+def _drop_weaker(context: click.Context, options: dict[str, Any]) -> None:
+    """Unset those of `_ALTERNATIVES` that another one, from a stronger source, replaces."""
+    given = [name for name in _ALTERNATIVES if options.get(name) is not None]
+    order: dict[Any, int] = {source: place for place, source in enumerate(_SOURCES)}
+    places = {name: order.get(context.get_parameter_source(name), len(order)) for name in given}
+    for name in given:
+        if places[name] > min(places.values()):
+            options[name] = None
 
 
 def _by_place_or_flag(context: click.Context, name: str, placed: Any, spec: Option) -> Any:

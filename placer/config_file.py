@@ -52,7 +52,7 @@ def _values(source: Path) -> Any:
     suffix = source.suffix.lower()
     if suffix == ".json":
         return read_json(source, MOST_BYTES)
-    text = read_limited(source, MOST_BYTES).decode("utf-8")
+    text = read_limited(source, MOST_BYTES).decode("utf-8-sig")
     if suffix == ".toml":
         return tomllib.loads(text)
     _check_size(text)

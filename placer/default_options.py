@@ -89,7 +89,7 @@ def default_options(
             if isinstance(value, dict):
                 raise PlacerError(f"{path}: --{name} of placer {command} must be one value")
         for name, value in (for_all | own).items():
-            if name in known:
+            if name in known and value is not None:  # YAML and JSON have an empty value.
                 found[command][known[name].parameter] = _given(known[name], value)
     return found
 

@@ -1,5 +1,6 @@
 """Options of `placer.toml` and of the environment, and what `-q` and `-v` print."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from cli_cases import fail, invoke, succeed
 from click.shell_completion import ShellComplete
 
 from cli import main
+from placer.workloads import named_workload
 
 MACHINE = ("topology", "--format", "json")
 
@@ -33,6 +35,42 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
     monkeypatch.setenv("PLACER_TOPOLOGY_HBM", "3GiB")
     assert f'"memory_bytes": {3 << 30}' in succeed(*MACHINE, "8xh100").stdout
     assert f'"memory_bytes": {2 << 30}' in succeed(*MACHINE, "8xh100", "--hbm", "2GiB").stdout
+
+
+def test_tables_on_the_command_line_replace_those_of_the_file(
+    in_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named_workload("random-2@1").save(in_folder / "profile")
+    (in_folder / "placer.toml").write_text('workload = "random-3@1"\n')
+    plan = ("plan", "--topology", "2xh100", "--solver", "greedy-size", "--format", "json")
+
+    def tables(*arguments: str) -> int:
+        return len(json.loads(succeed(*plan, *arguments).stdout)["tables"])
+
+    assert tables() == 3
+    assert tables("--profile", "profile") == 2
+    printed = succeed(*plan, "--profile", "profile", "--print-config").stdout
+    assert "# workload =" in printed
+    monkeypatch.setenv("PLACER_PLAN_PROFILE", "profile")
+    assert tables() == 2
+    assert tables("--workload", "random-1@1") == 1
+    misused = invoke(*plan, "--workload", "random-1@1", "--profile", "profile")
+    assert "either --profile or --workload" in misused.stderr
+
+
+def test_an_empty_value_of_yaml_is_not_given(
+    in_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLACER_CONFIG", "some.yaml")
+    (in_folder / "some.yaml").write_text("hbm: 1GiB\ntopology: {hbm: ~, output: null}\n")
+    printed = succeed("topology", "8xh100", "--print-config").stdout
+    assert "# hbm =" in printed
+    assert "# output =" in printed
+
+
+def test_a_byte_order_mark_is_no_part_of_the_file(in_folder: Path) -> None:
+    (in_folder / "placer.toml").write_bytes(b'\xef\xbb\xbfhbm = "2GiB"\r\n')
+    assert f'"memory_bytes": {2 << 30}' in succeed(*MACHINE, "8xh100").stdout
 
 
 @pytest.mark.parametrize(
