@@ -208,12 +208,13 @@ class ProblemOptions:
                 loaded = named_workload(str(self.workload))
         if unknown := unknown_words(loaded):
             print_stderr(f"placer: {unknown}", "yellow")
-        return loaded.with_tables(
-            dim=self.dim,
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            pooling=poolings_of(self.pooling, {}),
-        )
+        return self.changed(loaded)
+
+    def changed(self, profile: placer.Profile) -> placer.Profile:
+        """Return a profile with the tables that the options ask for."""
+        pooling = poolings_of(self.pooling, {})
+        kinds: Any = {"dim": self.dim, "dtype": self.dtype, "optimizer": self.optimizer}
+        return profile.with_tables(pooling=pooling, **kinds)
 
     def machines(self) -> list[str]:
         """Return the machines of the comma-separated `topology`, without repetitions."""
@@ -283,8 +284,7 @@ class FollowingOptions(ProblemOptions):
         from placer.plan.origin import with_tables_as_in
 
         profile = with_tables_as_in(old, self.profile(), other_data)
-        tables = profile.with_tables(dim=self.dim, dtype=self.dtype, optimizer=self.optimizer)
-        return self.problem(tables, hbm, old)
+        return self.problem(self.changed(profile), hbm, old)
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,24 @@ def test_dense_layers_take_their_memory_of_any_machine(
     assert _memory(new)["gpu:0"] == 2 << 30
 
 
+def test_pooling_is_the_old_plans_unless_it_is_given(workbench: Workbench, tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    quick = ("--profile", workbench.profile, "--solver", "greedy-size", "--steps", "1")
+    given = ("--pooling", "C1=mean", "--pooling", "C2=max")
+    succeed("plan", *quick, *workbench.machine(), *given, "-o", old)
+
+    def pooling(plan: Path) -> dict[str, str]:
+        tables = placer.Plan.load(plan).tables
+        return {one.name: one.pooling for table in tables for one in table.features}
+
+    succeed("replan", old, *quick, "-o", new)
+    assert pooling(new) == pooling(old)
+    assert [pooling(old)[name] for name in ("C1", "C2", "C3")] == ["mean", "max", "sum"]
+    assert "not those that the plan was made for" not in succeed("show", old).stderr
+    succeed("replan", old, *quick, "--pooling", "C1=sum", "-o", new)
+    assert pooling(new) == pooling(old) | {"C1": "sum"}
+
+
 def test_what_goes_wrong(workbench: Workbench, tmp_path: Path) -> None:
     new = tmp_path / "new.json"
     before = ("replan", "--from", workbench.plan)

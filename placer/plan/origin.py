@@ -137,7 +137,7 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
 def with_tables_as_in(
     plan: Plan, profile: Profile, other_data: bool = False, *, has_all: bool = False
 ) -> Profile:
-    """Return a profile whose tables have the plan's dims, types and optimizers.
+    """Return a profile whose tables have the plan's dims, types, optimizers and pooling.
 
     Tables that grow get the plan's rows. The profile must have exactly the plan's tables and rows.
     With `other_data`, it may differ, but with `has_all`, no table of the plan may be missing.
@@ -168,8 +168,13 @@ def with_tables_as_in(
     for known in profile:
         was = plan.tables_by_name.get(known.name)
         if was is not None:
-            own = replace(known.table, dim=was.dim, dtype=was.dtype, optimizer=was.optimizer)
-            known = replace(known, table=own)
+            pooling = {one.name: one.pooling for one in was.features}
+            features = tuple(
+                replace(one, pooling=pooling.get(one.name, one.pooling))
+                for one in known.table.features
+            )
+            own: Any = {"dim": was.dim, "dtype": was.dtype, "optimizer": was.optimizer}
+            known = replace(known, table=replace(known.table, features=features, **own))
         tables.append(known)
     return replace(profile, tables=tuple(tables))
 
