@@ -91,7 +91,17 @@ def default_options(
         for name, value in (for_all | own).items():
             if name in known and value is not None:  # YAML and JSON have an empty value.
                 found[command][known[name].parameter] = _given(known[name], value)
+        for table in (for_all, own):
+            _refuse_both(path, known, table)
     return found
+
+
+def _refuse_both(path: Path, known: Mapping[str, Key], table: Mapping[str, Any]) -> None:
+    """Raise PlacerError if a table of the file has a flag and the one that turns it off."""
+    for off in (name for name in table if name in known and known[name].negates):
+        for on in table:
+            if known.get(on) == known[off]._replace(negates=False):
+                raise PlacerError(f"{path}: {on} and {off} are one option: give one of them")
 
 
 def _given(key: Key, value: Any) -> Any:
