@@ -127,6 +127,8 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (('host: "host:0"', "host: elsewhere"), "elsewhere"),
         (("4GiB", "4 elephants"), "gpus[0].memory: '4 elephants'"),
         (("12GB/s", "12Gb/s"), "links[0].bandwidth: '12Gb/s': not a bandwidth"),
+        (("4GiB", "yes"), "gpus[0].memory: True: not a size; write it like 8GiB"),
+        (("12GB/s", "yes"), "links[0].bandwidth: True: not a bandwidth"),
         (("12GB/s", "-1.5"), "links[0].bandwidth: -1.5"),
         (("12GB/s", ".nan"), "links[0].bandwidth: nan"),
         (("kind: pcie", "kind: string"), "links[0].kind: 'string'"),

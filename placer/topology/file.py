@@ -40,6 +40,8 @@ def parse_rate(text: str | int | float) -> float:
 
 
 def _size(value: object) -> object:
+    if isinstance(value, bool):  # Else a yes of YAML would be one byte.
+        raise ValueError("not a size; write it like 8GiB, 24GB or 512MiB")
     if isinstance(value, str):
         try:
             return parse_bytes(value)
@@ -63,7 +65,7 @@ def _format_rate(bytes_per_s: float) -> str | float:
 Size = Annotated[
     int, BeforeValidator(_size), Field(ge=0, lt=1 << 63), PlainSerializer(_format_size)
 ]
-_Rate = BeforeValidator(lambda value: parse_rate(value) if isinstance(value, str) else value)
+_Rate = BeforeValidator(parse_rate)
 PerSecond = Annotated[float, _Rate, Field(gt=0, allow_inf_nan=False)]
 Bandwidth = Annotated[PerSecond, PlainSerializer(_format_rate)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
