@@ -248,7 +248,7 @@ def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(annealing, "anneal", told)
     problem = Problem(named_workload("random-4@4"), Topology.parse("2xh100", hbm="1GiB"), 4096)
-    Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, seed=7, max_steps=100, gap=0.0))
+    Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, seed=7, max_steps=40, gap=0.0))
     assert len(seeds) > 1
     assert seeds == list(range(7, 7 + len(seeds)))
 
@@ -384,7 +384,7 @@ def test_bounds_count_pins_and_tables_that_stay_together(
     assert bound.step_time_s > 1.4 * free.step_time_s
     first = construct(instance, bound, bound.step_time_s)
     assert first is not None
-    params = BranchingParams(programs=100)
+    params = BranchingParams(programs=40)
     found = searched(first, bound.price_s_per_byte, params)
     best = found.best
     assert found.bound_s >= 0.99 * best.step_time_s
