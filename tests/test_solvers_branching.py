@@ -63,10 +63,9 @@ def searched(
     return found
 
 
-@pytest.mark.parametrize("seed", mostly_slow([1, 2], 2))
-def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
+def test_ways_to_serve_a_table_are_no_better_than_prices_say() -> None:
     """Branching leaves ways out by prices alone: relaxations of their own say no less."""
-    first, price = begun(f"random-6@{seed}", unequal_machine(1 << 29))
+    first, price = begun("random-6@2", unequal_machine(1 << 29))
     search = searched(first, price)
     assert search.roots
     f, most, told_apart = search.formulation, search.limit, 0
