@@ -111,7 +111,7 @@ def collect(log: EncodedLog, samples: int = 65536, skip: int = 0) -> list[Any]:
 HOW: dict[str, Any] = {"id_mapping": "hash", "rows": 9973, "dense": ["price"]}
 
 
-@examples(15)
+@examples(40)
 @given(
     samples=SAMPLES,
     order=st.permutations(NAMES),

@@ -3,7 +3,6 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +37,6 @@ TEXTS = st.lists(
 
 
 @given(TEXTS, st.integers(0, 5))
-@examples(40)
 def test_texts_follow_the_rule(values: list[str | None], cut: int) -> None:
     expected = [reference_key(value) for value in values[cut:]]
     for kind in (pa.string(), pa.large_string(), pa.string_view()):

@@ -75,7 +75,7 @@ def samples(file: Path, names: list[str], separator: str, missing: str) -> objec
         return str(error)
 
 
-@examples(25)
+@examples(60)
 @given(logs(), st.sampled_from(["zero", "empty"]))
 def test_samples_are_those_of_arrow(
     tmp_path_factory: pytest.TempPathFactory, log: tuple[list[str], str, str], missing: str

@@ -171,7 +171,7 @@ def test_every_field_has_a_change() -> None:
     assert asdict(BASE).keys() == CHANGES.keys()
 
 
-@examples(30)
+@examples(50)
 @given(SEARCHES, st.sampled_from(sorted(CHANGES)), st.data())
 def test_whatever_is_changed_has_another_key(asked: Asked, name: str, data: st.DataObject) -> None:
     others = [value for value in CHANGES[name] if value != getattr(asked, name)]
@@ -181,7 +181,7 @@ def test_whatever_is_changed_has_another_key(asked: Asked, name: str, data: st.D
 
 
 @pytest.mark.slow
-@examples(8)
+@examples(20)
 @given(st.lists(SEARCHES, min_size=2, max_size=3))
 def test_a_kept_plan_is_that_of_its_own_search(
     tmp_path_factory: pytest.TempPathFactory, searches: list[Asked]

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import covers, in_dram, in_hbm, machine, plan_of, tables
@@ -54,7 +53,6 @@ def homes_by_cell(plan: Plan) -> dict[tuple[int, int], frozenset[Home]]:
 
 
 @given(successive_plans())
-@examples(40)
 def test_cells_are_those_of_brute_force(plans: tuple[Plan, Plan]) -> None:
     old, new = plans
     hosts = {gpu.id: gpu.host for gpu in new.topology.gpus}
@@ -87,7 +85,6 @@ def test_cells_are_those_of_brute_force(plans: tuple[Plan, Plan]) -> None:
 
 
 @given(successive_plans())
-@examples(30)
 def test_a_plan_does_not_differ_from_itself(plans: tuple[Plan, Plan]) -> None:
     for plan in plans:
         same = diff(plan, plan)

@@ -81,7 +81,7 @@ def error_of(path: Path) -> str:
 
 
 @given(plans())
-@examples(25)
+@examples(60)
 def test_round_trip(plan: Plan) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"

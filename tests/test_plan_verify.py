@@ -107,7 +107,7 @@ def test_a_row_order_of_no_table() -> None:
 
 
 @given(plans(), st.data())
-@examples(30)
+@examples(60)
 def test_one_byte_too_many_is_found(plan: Plan, data: st.DataObject) -> None:
     uses = [use for use in device_memory(plan).values() if use.total_bytes]
     assume(uses)

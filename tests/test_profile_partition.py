@@ -75,7 +75,7 @@ def tree(parts: list[pa.Table], draw: st.DrawFn) -> pa.Table:
     return merge_counts(parts)
 
 
-@examples(40)
+@examples(100)
 @given(st.data(), logs(), st.sampled_from(OPTIONS))
 def test_any_division_and_any_tree_give_the_profile_of_the_log(
     data: st.DataObject, log: pa.Table, options: dict[str, Any]
@@ -92,7 +92,7 @@ def test_any_division_and_any_tree_give_the_profile_of_the_log(
     assert_same_profile(counter.profile(merged, dim=8), expected, same_source=False)
 
 
-@examples(25)
+@examples(50)
 @given(st.data(), logs(), st.sampled_from(OPTIONS))
 def test_positions_order_ids_wherever_the_samples_are(
     data: st.DataObject, log: pa.Table, options: dict[str, Any]

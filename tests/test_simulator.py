@@ -17,7 +17,7 @@ from placer.tables import OPTIMIZERS
 
 
 @given(st.data())
-@examples(25)
+@examples(60)
 def test_counts_equal_the_executors_own(data: st.DataObject) -> None:
     plan = data.draw(plans())
     batches = data.draw(chunks(plan))
@@ -33,7 +33,7 @@ def test_counts_equal_the_executors_own(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@examples(25)
+@examples(60)
 def test_counts_equal_a_plain_reference(data: st.DataObject) -> None:
     plan = data.draw(plans())
     batches = data.draw(chunks(plan))
@@ -54,7 +54,7 @@ def test_counts_equal_a_plain_reference(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@examples(20)
+@examples(40)
 def test_every_gpu_serves_what_a_plain_reference_says(data: st.DataObject) -> None:
     plan = data.draw(plans())
     (chunk,) = data.draw(chunks(plan, most=1))

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,7 +99,6 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies())
-@examples(40)
 def test_any_topology_survives_the_file(
     tmp_path_factory: pytest.TempPathFactory, topology: Topology
 ) -> None:
