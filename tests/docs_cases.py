@@ -5,9 +5,12 @@ docs/testing.md says how a page marks its blocks.
 
 import io
 import json
+import multiprocessing
 import os
 import re
+import runpy
 import shlex
+import socket
 import subprocess
 import sys
 import tomllib
@@ -17,7 +20,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from cli_cases import succeed
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (REPOSITORY / "docs").glob("*.md")))
@@ -125,7 +127,12 @@ def _command(line: str) -> str:
     if not words:
         return ""
     if words[0] == "placer":
+        from cli_cases import succeed  # Ranks of a page need none of it.
+
         return succeed(*words[1:]).stdout
+    if words[:3] == ["python", "-m", "torch.distributed.run"]:
+        _run_ranks(words[3:])
+        return ""
     programs = {"python": [sys.executable], "pip": [sys.executable, "-m", "pip"]}
     assert words[0] in programs, f"{line}: only placer and python are run"
     done = subprocess.run(
@@ -137,3 +144,32 @@ def _command(line: str) -> str:
     )
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def _run_ranks(words: list[str]) -> None:
+    """Run a script as torchrun does, on ranks that are forked from a process that has torch.
+
+    A rank that torchrun starts takes seconds to import it.
+    """
+    from torch.distributed.run import parse_args
+
+    asked = parse_args(words)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    world = int(asked.nproc_per_node)
+    context, ranks = multiprocessing.get_context("forkserver"), []
+    for rank in map(str, range(world)):
+        variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(world)}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        arguments = (asked.training_script, str(Path.cwd()), variables)
+        ranks.append(context.Process(target=_run_rank, args=arguments))
+        ranks[-1].start()
+    for one in ranks:
+        one.join(300)
+    assert [one.exitcode for one in ranks] == [0] * world, shlex.join(words)
+
+
+def _run_rank(script: str, folder: str, variables: dict[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.update(variables)
+    runpy.run_path(script, run_name="__main__")

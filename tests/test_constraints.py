@@ -217,7 +217,7 @@ _asked = st.builds(
 
 
 @given(_asked)
-@examples(200)
+@examples(80)
 def test_a_rule_is_what_all_its_keys_ask(asked: Constraints) -> None:
     problem = ten_tables()
     topology, names = problem.topology, problem.profile.table_names
@@ -380,14 +380,14 @@ def option_tables(draw: st.DrawFn) -> tuple[Plan, set[Kind]]:
 
 
 @given(option_tables())
-@examples(300)
+@examples(100)
 def test_ways_of_placing_are_told_from_the_plan(option: tuple[Plan, set[Kind]]) -> None:
     plan, kinds = option
     assert set(kinds_of(plan.shards)) == kinds
 
 
 @given(plans(), st.data())
-@examples(150)
+@examples(60)
 def test_a_plan_meets_what_it_does_and_breaks_all_else(plan: Plan, data: st.DataObject) -> None:
     """Constraints read off the plan are met; each one turned round is broken."""
     table = data.draw(st.sampled_from(plan.tables))

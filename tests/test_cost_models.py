@@ -197,7 +197,7 @@ class CostModelContract:
         assert self.model.name == self.name
 
     @given(st.data())
-    @examples(150)
+    @examples(60)
     def test_shards_add_up_to_the_plan(self, data: st.DataObject) -> None:
         case, model = self.placed(data), self.model
         problem, instance = case.problem, Instance(case.problem, model)
@@ -249,7 +249,7 @@ class CostModelContract:
             assert report.memory[host.device].total_bytes == round(dram_bytes[host.device])
 
     @given(st.data())
-    @examples(60)
+    @examples(30)
     def test_memory_is_that_of_the_curve_at_its_points(self, data: st.DataObject) -> None:
         problem, model = self.problem(data), self.model
         instance = Instance(problem, model)
@@ -270,7 +270,7 @@ class CostModelContract:
             assert used[gpu.host].total_bytes == round(curve.dram_bytes[point])
 
     @given(st.data())
-    @examples(100)
+    @examples(40)
     def test_curves_are_as_promised(self, data: st.DataObject) -> None:
         problem, model = self.problem(data), self.model
         instance = Instance(problem, model)
@@ -322,7 +322,7 @@ class CostModelContract:
         assert (np.diff(curve.dram_bytes) < 0).all()
 
     @given(st.data())
-    @examples(200)
+    @examples(80)
     def test_cutting_adds_what_it_is_said_to_add(self, data: st.DataObject) -> None:
         """At any price of HBM, and each piece on the kind of GPU that is best for it."""
         problem, model = self.problem(data), self.model
@@ -353,7 +353,7 @@ class CostModelContract:
             assert together >= least_bytes(single, dram=dram) * (1 - 1e-9)
 
     @given(st.data())
-    @examples(80)
+    @examples(40)
     def test_more_rows_in_hbm_never_cost_more(self, data: st.DataObject) -> None:
         """The launch of a second shard aside, and the row map that a split of counted rows needs.
 
@@ -381,7 +381,7 @@ class CostModelContract:
         assert costs[1][1] <= costs[0][1] * (1 + 1e-12) + 1e-18
 
     @given(st.data())
-    @examples(40)
+    @examples(20)
     def test_no_split_beats_all_rows_in_hbm(self, data: st.DataObject) -> None:
         """What the best split costs can only fall as HBM grows, to all rows in it."""
         problem = self.problem(data)
@@ -393,7 +393,7 @@ class CostModelContract:
         assert curve.gpu_s[-1] <= curve.gpu_s.min() * (1 + 1e-12)
 
     @given(st.data(), st.floats(1.0, 10.0))
-    @examples(40)
+    @examples(20)
     def test_faster_hardware_never_costs_more(self, data: st.DataObject, factor: float) -> None:
         case = self.placed(data)
         problem, plan = case.problem, case.plan(self.model)
@@ -422,7 +422,7 @@ class CostModelContract:
         st.floats(0, 1),
         st.floats(0.1, 20),
     )
-    @examples(60)
+    @examples(30)
     def test_more_skew_never_costs_more_at_the_same_split(
         self,
         data: st.DataObject,
@@ -465,7 +465,7 @@ class CostModelContract:
             np.testing.assert_array_equal(one.hbm_bytes, two.hbm_bytes)
 
     @given(st.data())
-    @examples(60)
+    @examples(30)
     def test_options_that_are_searched_can_be_placed(self, data: st.DataObject) -> None:
         """On GPUs of their own, and whole tables always; no piece is empty unless its table is."""
         problem, model = self.problem(data), self.model
@@ -481,7 +481,7 @@ class CostModelContract:
                 assert all(len(range(*shard.rows(rows))) or not rows for shard in shards)
 
     @given(st.data())
-    @examples(80)
+    @examples(40)
     def test_buffers_of_shards(self, data: st.DataObject) -> None:
         """Whole bytes; only one of a table's shards on a GPU is charged for its pooled output.
 
@@ -504,7 +504,7 @@ class CostModelContract:
             seen.add(place)
 
     @given(st.data(), st.integers(1, 4), st.booleans())
-    @examples(80)
+    @examples(40)
     def test_every_way_to_read_rows_has_a_finite_cost(
         self, data: st.DataObject, replicas: int, buffered: bool
     ) -> None:

@@ -115,25 +115,43 @@ def hub(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def placer(folder: Path, hub: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own: the client reads its settings when it is imported."""
+_RUN = """
+import json, sys
+from click.testing import CliRunner
+from cli import main
+for command in sys.argv[1:]:
+    result = CliRunner().invoke(main, command.split())
+    print(json.dumps([result.exit_code, result.stderr]))
+"""
+
+
+def placer(folder: Path, hub: str, *commands: str) -> list[tuple[int, str]]:
+    """Exit codes and stderr of commands, in a process of their own: the client reads its settings
+    when it is imported."""
     settings = {"HF_ENDPOINT": hub, "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "0"}
-    return subprocess.run(
-        [sys.executable, "-m", "placer", *arguments],
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN, *commands],
         cwd=folder,
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_a_dataset_of_the_hub_is_profiled_planned_and_trained(tmp_path: Path, hub: str) -> None:
     days = f"hf://datasets/{DATASET}/data/*.parquet"
-    counted = placer(tmp_path, hub, "profile", days, "--label", "label", "-o", "far")
-    assert counted.returncode == 0, counted.stderr
-    local = str(tmp_path / "dataset" / "data")
-    assert placer(tmp_path, hub, "profile", local, "--label", "label", "-o", "near").returncode == 0
+    for code, notes in placer(
+        tmp_path,
+        hub,
+        f"profile {days} --label label -o far",
+        "profile dataset/data --label label -o near",
+        "plan --profile far --topology 1xa10 --hbm 1GiB --batch-size 64 -o plan.json",
+        f"train --plan plan.json --data {days} --steps 2",
+    ):
+        assert code == 0, notes
     far, near = Profile.load(tmp_path / "far"), Profile.load(tmp_path / "near")
     assert far.samples == near.samples == 2000
     assert far.ids_sha256 == near.ids_sha256
@@ -141,16 +159,12 @@ def test_a_dataset_of_the_hub_is_profiled_planned_and_trained(tmp_path: Path, hu
         assert one.counts is not None
         assert other.counts is not None
         assert one.counts.sha256 == other.counts.sha256
-    machine = ("--topology", "1xa10", "--hbm", "1GiB", "--batch-size", "64")
-    planned = placer(tmp_path, hub, "plan", "--profile", "far", *machine, "-o", "plan.json")
-    assert planned.returncode == 0, planned.stderr
-    trained = placer(tmp_path, hub, "train", "--plan", "plan.json", "--data", days, "--steps", "2")
-    assert trained.returncode == 0, trained.stderr
 
 
 def test_what_the_hub_lacks_is_said_in_a_line(tmp_path: Path, hub: str) -> None:
-    for path in (f"{DATASET}/data/day_9.parquet", "someone/else/day_0.parquet"):
-        answer = placer(tmp_path, hub, "profile", f"hf://datasets/{path}", "-o", "profile")
-        assert answer.returncode == 1
+    paths = [f"{DATASET}/data/day_9.parquet", "someone/else/day_0.parquet"]
+    commands = [f"profile hf://datasets/{path} -o profile" for path in paths]
+    for path, (code, notes) in zip(paths, placer(tmp_path, hub, *commands), strict=True):
+        assert code == 1
         line = f"placer: cannot open hf://datasets/{path}: no such file"
-        assert answer.stderr.strip().splitlines()[-1] == line
+        assert notes.strip().splitlines()[-1] == line

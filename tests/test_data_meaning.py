@@ -420,5 +420,5 @@ def test_rows_that_nothing_reads_are_mentioned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lines", [1, 2])
 def test_a_line_of_very_many_tabs_ends(tmp_path: Path, lines: int) -> None:
     path = tmp_path / "log.tsv"
-    path.write_text(("\t" * 100_000 + "\n") * lines)
+    path.write_text(("\t" * 30_000 + "\n") * lines)
     assert len(refused("no categorical column", path)) < 1000

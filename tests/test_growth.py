@@ -26,10 +26,11 @@ from solvers import Limits, solve
 from solvers.analysis import explain
 from solvers.analysis.replan import replan
 from solvers.analysis.whatif import whatif
+from solvers.bounds import lagrangian
 from solvers.report import plan_report
 from solvers.report.page import Questions, ask, write_page
 
-TABLES, BATCH = 40, 512
+TABLES, BATCH = 12, 512
 ONCE, MOST = 8, 2.6
 """Calls for each table that may be by chance, and how much more often calls for each may be."""
 
@@ -56,8 +57,7 @@ def problem_of(copies: int) -> Problem:
         for number, one in enumerate(few)
         for copy in range(copies)
     )
-    # So many GPUs that bounds of either look at sharding options alike: above 500 tables × GPUs.
-    machine = Topology.parse("2x8xh100", hbm=f"{35 * copies}GiB")
+    machine = Topology.parse("2x2xh100", hbm=f"{35 * copies}GiB")
     return Problem(Profile(tables, few.samples), machine, BATCH)
 
 
@@ -71,6 +71,12 @@ def problems() -> list[tuple[Problem, Plan]]:
         assert plan is not None
         found.append((problem, plan))
     return found
+
+
+@pytest.fixture(autouse=True)
+def many_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds of few and of many tables look at sharding options alike."""
+    monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", 0)
 
 
 Calls = dict[tuple[str, int, str], int]

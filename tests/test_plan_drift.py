@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import covers, in_dram, in_hbm, machine, plan_of
@@ -59,6 +60,7 @@ def test_ranks_are_places_in_the_order(listed: list[int] | None, some: list[int]
 
 
 @given(row_orders, st.lists(st.integers(0, 5), min_size=ROWS, max_size=ROWS), st.data())
+@examples(40)
 def test_accesses_are_those_of_the_ids_at_a_plans_ranks(
     listed: list[int] | None, counts: list[int], data: st.DataObject
 ) -> None:
@@ -186,6 +188,7 @@ def loads(old: Plan, new: Plan, *, nvlink: bool = True) -> dict[str, float]:
 
 
 @given(st.data(), row_orders, row_orders)
+@examples(40)
 def test_migration_is_that_of_brute_force(
     data: st.DataObject, first: list[int] | None, then: list[int] | None
 ) -> None:

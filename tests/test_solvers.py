@@ -39,7 +39,7 @@ from solvers.registry import GONE
 from solvers.strategies import _stages
 
 GAP = 2e-2
-TIME_LIMIT_S = 0.7
+TIME_LIMIT_S = 0.3
 
 
 def tables(number: int = 5, rows: int = 4000) -> list[TableProfile]:
@@ -193,7 +193,7 @@ class SolverContract:
     @given(problems())
     @examples(15)
     def test_random_problems_with_room(self, problem: Problem) -> None:
-        self.check(problem, self.solve(problem, time_limit_s=0.2))
+        self.check(problem, self.solve(problem, time_limit_s=0.1))
 
     @pytest.mark.parametrize("case", mostly_slow(["one gpu", "one table on one gpu"], "one gpu"))
     def test_equal_seeds_give_equal_plans(self, case: str) -> None:
@@ -460,8 +460,7 @@ def test_the_cost_greedy_beats_the_classic_ones(case: str) -> None:
 def test_the_ilp_is_no_worse_than_the_greedy_that_starts_it(case: str) -> None:
     problem = PROBLEMS[case]()
     greedy = solve(problem, "greedy-cost")
-    # Long enough for all of the greedy on a busy machine.
-    exact = solve(problem, "ilp", time_limit_s=1.5 if case == "tight" else 8.0, threads=1)
+    exact = solve(problem, "ilp", max_steps=40, threads=1)
     assert greedy.step_time_s is not None
     assert exact.step_time_s is not None
     assert greedy.bound_s is not None

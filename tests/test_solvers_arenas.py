@@ -95,7 +95,7 @@ def test_what_arenas_take_by_hand() -> None:
 @pytest.mark.parametrize("gpus", [1, 3])
 def test_assignments_take_what_their_plans_do(gpus: int) -> None:
     """Before and after local search, whose ratings leave arenas out."""
-    for seed in range(fewer(12, 2)):
+    for seed in range(fewer(6, 2)):
         instance = Instance(problem(gpus, seed), MODEL)
         placements = random_placements(instance, random.Random(seed))
         found = Assignment.of(instance, [(one.shard, one.gpu) for one in placements])
@@ -138,7 +138,7 @@ def test_an_arena_takes_what_its_plan_does_with_one_row_in_hbm_or_all_but_one(co
 def test_no_plan_of_a_solver_is_faster_than_its_bound(solver: str) -> None:
     for seed in range(2):
         asked = problem(2, seed)
-        result = solve(asked, solver=solver, cost_model=MODEL, max_steps=12, seed=0)
+        result = solve(asked, solver=solver, cost_model=MODEL, max_steps=4, seed=0)
         assert result.plan is not None
         assert result.bound_s is not None
         assert result.step_time_s == MODEL.evaluate(asked, result.plan).step_time_s

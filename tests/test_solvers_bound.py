@@ -229,13 +229,13 @@ def pooling(seed: int) -> Problem:
 
 
 KINDS: dict[str, tuple[Callable[[int], Problem], int]] = {
-    "pair": (pair, 30),
-    "four": (four, 16),
-    "crossed": (crossed, 16),
-    "one large": (one_large, 16),
+    "pair": (pair, 14),
+    "four": (four, 10),
+    "crossed": (crossed, 10),
+    "one large": (one_large, 10),
     "constrained": (constrained, 40),
     "sharing": (sharing, 80),
-    "pooling": (pooling, 12),
+    "pooling": (pooling, 8),
 }
 """Kinds of tiny problems that are solved by enumeration, and how many of each."""
 
@@ -294,7 +294,6 @@ def test_the_enumeration_is_of_true_plans(solved: list[Solved]) -> None:
 def test_the_problems_are_of_all_kinds() -> None:
     cases = [case for enumerated in _ENUMERATED.values() for case in enumerated.solved]
     plans = [case.plan for case in cases if case.plan is not None]
-    assert len(cases) == 210
     assert len(cases) / 2 < len(plans) < len(cases)
     assert {len(case.problem.topology.hosts) for case in cases} == {1, 2}
     shards = [shard for plan in plans for shard in plan.shards]
@@ -498,7 +497,7 @@ def test_searches_against_the_best_plan(kind: str, solved: list[Solved], name: s
     """The first few problems only, as these take their time."""
     gap, exact = 1e-2, []
     for case in solved[:SEARCHED]:
-        time_s = check(name, case, gap, time_limit_s=0.5, threads=1)
+        time_s = check(name, case, gap, time_limit_s=0.2, threads=1)
         if np.isfinite(case.best_s):
             exact.append(time_s <= case.best_s * (1 + 1e-3))
     # The others look at a part of the search space, or stop at their first plan.
@@ -529,7 +528,7 @@ def medium(seed: int) -> Problem:
 def test_whole_tables_stand_for_their_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not all cuts are looked at, the bound is lower, if at all different."""
     ratios = []
-    for seed in range(fewer(30, 2)):
+    for seed in range(fewer(12, 2)):
         instance, bounds = Instance(medium(seed), Roofline()), []
         for all_options in (0, 2500):
             monkeypatch.setattr(lagrangian, "_ALL_OPTIONS", all_options)
@@ -632,7 +631,7 @@ def all_prices(shards: list[CostCurve]) -> np.ndarray:
 
 
 @given(curves(), st.floats(0, 800), st.floats(0, 10))
-@examples(300)
+@examples(100)
 def test_the_least_of_a_shard_is_below_everything_tried(
     curve: CostCurve, hbm_bytes: float, price: float
 ) -> None:
@@ -650,7 +649,7 @@ def test_the_least_of_a_shard_is_below_everything_tried(
 
 
 @given(curves())
-@examples(200)
+@examples(70)
 def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None:
     prices, points = all_prices([curve]), costs_of(curve)
     values = priced_costs(curve, prices)
@@ -666,7 +665,7 @@ def test_rungs_are_the_cheapest_points_at_their_prices(curve: CostCurve) -> None
 
 
 @given(st.lists(curves(), max_size=3), st.floats(0, 2500))
-@examples(300)
+@examples(100)
 def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes: float) -> None:
     prices = np.concatenate(([np.inf], np.geomspace(1e3, 1e-3, 60), [0.0]))
     knapsack = solve_knapsack(
@@ -690,7 +689,7 @@ def test_fillings_fit_and_cost_what_they_say(shards: list[CostCurve], hbm_bytes:
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@examples(300)
+@examples(100)
 def test_fillings_lie_between_their_limit_and_everything_tried(
     shards: list[CostCurve], share: float
 ) -> None:
@@ -712,7 +711,7 @@ def test_fillings_lie_between_their_limit_and_everything_tried(
 
 
 @given(st.lists(curves(3), min_size=1, max_size=3), st.floats(0, 1))
-@examples(300)
+@examples(100)
 def test_convex_shards_are_filled_to_less_than_a_row(shards: list[CostCurve], share: float) -> None:
     """Where bytes are in proportion to rows, and splits are free."""
     shards = [

@@ -63,14 +63,13 @@ def searched(
     return found
 
 
-@pytest.mark.parametrize("seed", mostly_slow([1, 2], 2))
-def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
+def test_ways_to_serve_a_table_are_no_better_than_prices_say() -> None:
     """Branching leaves ways out by prices alone: relaxations of their own say no less."""
-    first, price = begun(f"random-6@{seed}", unequal_machine(1 << 29))
+    first, price = begun("random-6@2", unequal_machine(1 << 29))
     search = searched(first, price)
     assert search.roots
     f, most, told_apart = search.formulation, search.limit, 0
-    for table in range(fewer(first.instance.tables, 2)):
+    for table in range(fewer(4, 2)):
         layouts = nodes.layouts_of(f, search.roots[0], table)
         # Where all may be of use, none is lost.
         branches = Branches(
@@ -83,7 +82,7 @@ def test_ways_to_serve_a_table_are_no_better_than_prices_say(seed: int) -> None:
         parts = branches.of(search.roots[0]) or []
         left = {str(layout) for part in parts for layout in nodes.layouts_of(f, part, table)}
         assert left == set(map(str, layouts))
-        for layout in layouts[:6]:
+        for layout in layouts[:4]:
             cut = nodes.within_layouts(f, search.roots[0], table, [layout])
             found = relaxed(f, cut, most, 60.0, rounds=8)
             ways = list(nodes.ways_to_serve(cut.groups, table, layout))
@@ -229,7 +228,7 @@ def test_threads_prove_no_more_than_is_true() -> None:
     found = []
     for threads in (1, 3):
         # The search asks once a node, so a busy machine searches as far as an idle one.
-        answers = itertools.chain(itertools.repeat(False, 300), itertools.repeat(True))
+        answers = itertools.chain(itertools.repeat(False, 100), itertools.repeat(True))
         limits = Limits(time_limit_s=3600, threads=threads, stop=answers.__next__)
         one = branch_and_bound(first, price, clock=Clock.start(limits))
         assert one is not None
@@ -248,7 +247,7 @@ def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(annealing, "anneal", told)
     problem = Problem(named_workload("random-4@4"), Topology.parse("2xh100", hbm="1GiB"), 4096)
-    Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, seed=7, max_steps=100, gap=0.0))
+    Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, seed=7, max_steps=40, gap=0.0))
     assert len(seeds) > 1
     assert seeds == list(range(7, 7 + len(seeds)))
 
@@ -384,7 +383,7 @@ def test_bounds_count_pins_and_tables_that_stay_together(
     assert bound.step_time_s > 1.4 * free.step_time_s
     first = construct(instance, bound, bound.step_time_s)
     assert first is not None
-    params = BranchingParams(programs=100)
+    params = BranchingParams(programs=40)
     found = searched(first, bound.price_s_per_byte, params)
     best = found.best
     assert found.bound_s >= 0.99 * best.step_time_s

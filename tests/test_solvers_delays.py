@@ -53,7 +53,7 @@ def test_no_step_is_shorter_than_the_chain_of_delays() -> None:
     assert longer > 50  # The chain says something that the phases by themselves do not.
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(3), 2))
+@pytest.mark.parametrize("seed", mostly_slow([0, 2], 2))
 def test_step_times_stay_the_same_with_the_chain(seed: int) -> None:
     problem, rng = hosts_apart(20, seed, 32_768), random.Random(seed)
     plain = Instance(problem, Roofline())

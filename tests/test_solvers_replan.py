@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fast_and_full import examples, is_fast, mostly_slow
+from fast_and_full import examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
@@ -185,8 +185,7 @@ def test_drift_is_weighed_over_the_horizon() -> None:
     problem, old = before("serial")
     now = later(problem)
     by_horizon = {
-        steps: replan(now, MODEL, old, LIMITS, horizon_steps=steps)
-        for steps in ((0, 10**9) if is_fast() else (0, 50, 10**9))
+        steps: replan(now, MODEL, old, LIMITS, horizon_steps=steps) for steps in (0, 10**9)
     }
     for found in by_horizon.values():
         check(now, old, found)
@@ -334,7 +333,7 @@ def test_nothing_fits() -> None:
     assert replan_report(found).headline[-1] == "nothing fits"
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(4), 1))
+@pytest.mark.parametrize("seed", mostly_slow(range(2), 1))
 def test_equal_gpus_and_hosts_take_the_part_that_they_had(seed: int) -> None:
     problem, plan = before()
     rng = np.random.default_rng(seed)

@@ -150,7 +150,7 @@ def test_constraints_hold(name: str) -> None:
 @examples(10)
 def test_small_problems_short_of_memory(name: str, problem: Problem) -> None:
     """Every strategy checks its plan; here, that there is one or a reason for there being none."""
-    result = run(name, problem, time_limit_s=1.0)
+    result = run(name, problem, time_limit_s=0.3)
     if result.plan is None:
         assert result.termination.reason in ("infeasible", "no_plan")
         assert result.termination.detail

@@ -39,14 +39,14 @@ def solved(problem: Problem, name: str = "auto") -> SolveResult:
     return solve(problem, name, gap=1e-3, time_limit_s=60.0, max_steps=STEPS, threads=1)
 
 
-def check(problem: Problem, result: SolveResult) -> None:
-    """What holds of any answer, given the best plan by enumeration."""
+def check(problem: Problem, result: SolveResult) -> float:
+    """What holds of any answer, given the best plan by enumeration; the step time of that plan."""
     best_s, _ = Enumeration(problem, Roofline()).best()
     if np.isinf(best_s):
         assert result.plan is None
         assert result.termination.reason == "infeasible"
         assert all(shortage.short_bytes > 0 for shortage in result.termination.shortages)
-        return
+        return best_s
     assert result.plan is not None, result.termination
     assert result.step_time_s is not None
     assert result.bound_s is not None
@@ -54,6 +54,7 @@ def check(problem: Problem, result: SolveResult) -> None:
     assert unmet(result.plan, problem.constraints) == []
     assert best_s * (1 - 1e-9) <= result.step_time_s <= best_s * MOST_ABOVE
     assert result.bound_s <= best_s * (1 + 1e-6)
+    return best_s
 
 
 def two_gpus(small_bytes: int, large_bytes: int) -> Topology:
@@ -138,12 +139,11 @@ def test_a_proof_where_divisors_are_nothing(seed: int, why: str) -> None:
 )
 def test_no_bound_is_above_the_best_plan(seed: int, why: str) -> None:
     problem = tiny_problem(seed)
-    best_s, _ = Enumeration(problem, Roofline()).best()
+    best_s = check(problem, solved(problem))
     assert lagrangian_bound(Instance(problem, Roofline())).step_time_s <= best_s, why
-    check(problem, solved(problem))
 
 
-@pytest.mark.parametrize("seed", mostly_slow([*range(4), *range(5, 24)], 0, 17))
+@pytest.mark.parametrize("seed", mostly_slow([0, 1, 2, 3, 5, 6, 7, 8, 9, 17], 0, 17))
 def test_servers_without_gpus(seed: int) -> None:
     """No bound is above the best of all plans, and `auto` finds one that is as good.
 
@@ -156,11 +156,10 @@ def test_servers_without_gpus(seed: int) -> None:
     assert allowed is not None
     on_gpus = [gpu in problem.topology.gpus for gpu in problem.topology.serving]
     assert allowed.tolist() == on_gpus
-    best_s, _ = Enumeration(problem, Roofline()).best()
+    best_s = check(problem, solved(problem))
     if np.isfinite(best_s):
         instance = Instance(problem, Roofline())
         assert lagrangian_bound(instance).step_time_s <= best_s * (1 + 1e-6)
-    check(problem, solved(problem))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_tight_problems_end_with_a_plan_or_a_proof(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 1050, 10))
+@pytest.mark.parametrize("first", range(1000, 1030, 10))
 def test_auto_against_the_best_plan(first: int) -> None:
     for seed in range(first, first + 10):
         problem = tiny_problem(seed)

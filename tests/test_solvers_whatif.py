@@ -181,7 +181,7 @@ def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> 
     assert len(some.effects) == 2
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(6), 4))
+@pytest.mark.parametrize("seed", mostly_slow([2, 3, 4], 4))
 def test_more_of_a_resource_is_never_a_loss(seed: int) -> None:
     """A search of few steps may end worse on a better machine: then the plan as it is stays."""
     machine = Topology.parse("2xa100-40", hbm="600MiB")
@@ -228,7 +228,7 @@ def test_a_problem_without_a_plan_has_no_effects() -> None:
     assert answer.base.termination.reason == "infeasible"
 
 
-@examples(25)
+@examples(10)
 @given(problems(hbm_bytes=1 << 13))
 def test_more_memory_is_never_slower(problem: Problem) -> None:
     budgets = [1 << 16, 1 << 11, 1 << 13, 1 << 11]

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fast_and_full import mostly_slow
+from fast_and_full import fewer, mostly_slow
 
 sys.path.append(str(Path(__file__).resolve().parent))
 from log_encodings import (
@@ -121,12 +121,13 @@ def test_every_encoding_holds_the_same(tmp_path: Path, name: str) -> None:
         assert read_content(tmp_path / "parts", names=encoding.names) == WHOLE
 
 
-def _damage_and_read(tmp_path: Path, name: str, damages: int) -> None:
+@pytest.mark.parametrize("name", mostly_slow(ENCODINGS, *DRAWN))
+def test_damages_are_refused_or_do_no_harm(tmp_path: Path, name: str) -> None:
     encoding, choose = ENCODINGS[name], random.Random(name)
     written = encoding.write(ROWS)
     file = tmp_path / f"log{encoding.suffix}"
     parts = _write_parts(encoding, tmp_path / "parts")
-    for number in range(damages):
+    for number in range(fewer(2, 1) * len(DAMAGES)):
         damage = DAMAGES[number % len(DAMAGES)]
         damaged = damage(written, choose)
         if damaged:
@@ -139,17 +140,6 @@ def _damage_and_read(tmp_path: Path, name: str, damages: int) -> None:
             parts[-1].write_bytes(damaged)
             assert _is_same_or_refused(parts, encoding), (damage, number, "of several")
             parts[-1].write_bytes(rows.content)
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_a_few_damages_are_refused_or_do_no_harm(tmp_path: Path, name: str) -> None:
-    _damage_and_read(tmp_path, name, len(DAMAGES))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ENCODINGS)
-def test_damages_are_refused_or_do_no_harm(tmp_path: Path, name: str) -> None:
-    _damage_and_read(tmp_path, name, 4 * len(DAMAGES))
 
 
 @pytest.mark.slow

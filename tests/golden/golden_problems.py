@@ -314,8 +314,8 @@ def model_of(name: str) -> CostModel:
     return cost_model(MODELS[name])
 
 
-def solved(case: str, solver: str) -> dict[str, Any]:
-    """What a solver makes of a case: plan, times and why it ended."""
+def solved(case: str, solver: str, steps: int | None = None) -> dict[str, Any]:
+    """What a solver makes of a case, in all of its steps or fewer: plan, times, why it ended."""
     asked = SOLVER_CASES[case]
     found = solve(
         asked.make(),
@@ -325,7 +325,7 @@ def solved(case: str, solver: str) -> dict[str, Any]:
         gap=asked.gap,
         seed=asked.seed,
         threads=1,
-        max_steps=asked.steps,
+        max_steps=steps or asked.steps,
     )
     ended = found.termination
     return {
