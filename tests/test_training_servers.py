@@ -1,10 +1,10 @@
 """Training with hosts that have no GPU: the result of one process, checkpoints and lost ranks."""
 
 import json
+import multiprocessing
 import os
 import re
-import signal
-import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +13,12 @@ import pytest
 from cli_cases import Workbench, succeed
 from executor_cases import machine
 from ranks_launcher import Job, Outcomes, run
-from test_training_ranks import PLACER, close
+from test_training_ranks import close
 from torch.distributed import TCPStore
 from training_cases import losses_of
 from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trained_alone, trains
 
+from placer.__main__ import main
 from placer.errors import PlacerError
 from placer.plan.fields import Shard
 from placer.plan.plan import Plan
@@ -159,20 +160,17 @@ def served(workbench: Workbench, folder: Path) -> Path:
     return workbench.folder / "served.json"
 
 
-def started(rank: int, port: int, *arguments: str | Path) -> subprocess.Popen[str]:
-    """A rank as torchrun starts it, which no one ends when another one is lost."""
-    environment = {
+def as_rank(rank: int, port: int, errors: Path, arguments: list[str]) -> None:
+    """The command as torchrun starts it; no one ends it when another one is lost."""
+    os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "OMP_NUM_THREADS": "1",
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # Which outlives them all.
     }  # fmt: skip
-    return subprocess.Popen(
-        [PLACER, *arguments],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    for path, descriptor in ((Path(os.devnull), 1), (errors, 2)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = ["placer", *arguments]
+    main()
 
 
 @pytest.mark.slow
@@ -184,35 +182,38 @@ def test_a_lost_server_or_trainer_ends_all_with_a_line_and_the_run_goes_on(
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = (
         *("train", "--data", workbench.log, "--plan", served, "--batch-size", "32"),
-        *("--checkpoints", tmp_path, "--every", "5"),
+        *("--checkpoints", tmp_path / "saved", "--every", "5", "--epochs", "1000"),
     )
-    ranks = [started(rank, store.port, *common, "--epochs", "1000") for rank in range(3)]
+    arguments, errors = list(map(str, common)), [tmp_path / f"{rank}.txt" for rank in range(3)]
+    forked = multiprocessing.get_context("forkserver")  # A start of Python takes seconds.
+    ranks = [
+        forked.Process(target=as_rank, args=(rank, store.port, errors[rank], arguments))
+        for rank in range(3)
+    ]
+    for process in ranks:
+        process.start()
     try:
         deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("step-*")):
+        while not list(tmp_path.glob("saved/step-*")):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        ranks[victim].send_signal(signal.SIGKILL)
-        said = {
-            rank: process.communicate(timeout=60)[1]
-            for rank, process in enumerate(ranks)
-            if rank != victim
-        }
+        ranks[victim].kill()
+        for process in ranks:
+            process.join(60)
     finally:
         for process in ranks:
             process.kill()
-            process.wait()
-    for rank, words in said.items():
-        assert ranks[rank].returncode == 1
-        [line] = words.splitlines()
+    for rank in {0, 1, 2} - {victim}:
+        assert ranks[rank].exitcode == 1
+        [line] = errors[rank].read_text().splitlines()
         # Who hears of it last may find that the other has ended, too.
         died = rf"Ranks? (?:\d, )*{victim}(?:, \d)* died, or"
         assert re.search(rf"rank {rank} of \d: .*failed: .*\. {died}", line), line
-    saved = load(tmp_path).position.step
+    saved = load(tmp_path / "saved").position.step
     assert saved % 5 == 0
     result = succeed(
         *("train", "--data", workbench.log, "--plan", workbench.plan, "--batch-size", "64"),
-        *("--checkpoints", tmp_path, "--resume", "--epochs", "1000"),
+        *("--checkpoints", tmp_path / "saved", "--resume", "--epochs", "1000"),
         *("--steps", str(saved + 3), "--format", "json"),
     )
     assert [step for step, _ in json.loads(result.stdout)["losses"]] == [

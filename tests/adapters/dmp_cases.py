@@ -36,8 +36,13 @@ def on_ranks(
     store = folder / "store"
     store.unlink(missing_ok=True)
     arguments = (world, local or world, target, folder, args)
-    mp.start_processes(_entry, arguments, nprocs=world, start_method="forkserver")
+    mp.start_processes(_fork, arguments, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]
+
+
+def _fork(_: int, world: int, *arguments: Any) -> None:
+    """Fork the ranks from one process that has imported TorchRec, which takes seconds."""
+    mp.start_processes(_entry, (world, *arguments), nprocs=world, start_method="fork")
 
 
 def _entry(

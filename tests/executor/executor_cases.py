@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor import BagBatch, Embeddings, PlacedEmbeddings
 from placer.executor.lookups.steps import PreparedBatch
 from placer.plan.fields import Lookup, Memory, RowOrder, Shard
 from placer.plan.plan import Plan
@@ -299,6 +299,11 @@ def random_gradients(outputs: Mapping[str, Tensor], seed: int = 0) -> dict[str, 
     return {
         name: torch.randn(output.shape, generator=generator) for name, output in outputs.items()
     }
+
+
+def contents(model: Embeddings) -> dict[str, Tensor]:
+    """Weights and optimizer state."""
+    return {**model.state_dict(), **model.optimizer_state_dict()}
 
 
 def two_features(optimizer: str = "rowwise_adagrad", rows: int = 61, dim: int = 8) -> Table:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from executor_cases import (
     backward,
+    contents,
     placed,
     plan_of,
     random_batch,
@@ -22,7 +23,7 @@ from fast_and_full import combinations, examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import with_drives
-from torch import Tensor, nn
+from torch import nn
 
 from placer import apply_plan
 from placer.errors import PlacerError, PlanMismatchError
@@ -74,10 +75,6 @@ def train(model: PlacedEmbeddings, steps: Iterable[int] = STEPS, *, ahead: bool 
     for number, batch in zip(steps, look_ahead(batches, model) if ahead else batches, strict=True):
         outputs = model(batch)
         backward(outputs, random_gradients(outputs, seed=number))
-
-
-def contents(model: PlacedEmbeddings) -> dict[str, Tensor]:
-    return {**model.state_dict(), **model.optimizer_state_dict()}
 
 
 def equal(actual: PlacedEmbeddings, expected: PlacedEmbeddings) -> None:
@@ -402,7 +399,7 @@ def plans_on_drives(draw: st.DrawFn, dtypes: Sequence[ColdDType] = ()) -> Plan:
 
 
 @given(plans_on_drives(), st.booleans())
-@examples(60)
+@examples(30)
 def test_any_rows_may_lie_on_a_drive(plan: Plan, ahead: bool) -> None:
     shards = [
         replace(part, memory="dram") if part.memory == "ssd" else part for part in plan.shards
@@ -412,7 +409,7 @@ def test_any_rows_may_lie_on_a_drive(plan: Plan, ahead: bool) -> None:
 
 
 @given(plans_on_drives(NARROW), st.booleans())
-@examples(40)
+@examples(25)
 def test_any_rows_may_be_narrow(plan: Plan, ahead: bool) -> None:
     """Whether the row cache has entries enough or not."""
     shards = [

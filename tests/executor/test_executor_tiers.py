@@ -8,6 +8,7 @@ import torch
 from executor_cases import (
     DEVICE,
     backward,
+    contents,
     counted_host_reads,
     placed,
     plan_of,
@@ -61,10 +62,6 @@ def train(model: PlacedEmbeddings, batches: Sequence[BagBatch], ahead: bool = Fa
     for number, batch in enumerate(look_ahead(batches, model) if ahead else batches):
         outputs = model(batch)
         backward(outputs, random_gradients(outputs, number))
-
-
-def contents(model: PlacedEmbeddings) -> dict[str, Tensor]:
-    return {**model.state_dict(), **model.optimizer_state_dict()}
 
 
 def equal(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
+import numba  # noqa: E402
 import torch  # noqa: E402
 from growing_cases import CONFIG, growing_log, growing_plan  # noqa: E402
 
@@ -27,7 +28,7 @@ from placer.training.checkpoint import exist, load  # noqa: E402
 from placer.training.config import CheckpointPolicy  # noqa: E402
 from placer.training.loop import train  # noqa: E402
 
-EPOCHS = 4
+EPOCHS = 2
 
 
 def run(folder: Path, looks_ahead: bool = False) -> None:
@@ -57,6 +58,7 @@ def forked(work: Callable[[], None], kill_after_s: float | None = None) -> int:
 
 def main(kills: int) -> None:
     """Kill so often, and compare."""
+    numba.njit(lambda: 0)()  # Before the first fork: the first call takes seconds to import.
     delays = random.Random(0)
     done, lost, round_number = 0, 0, 0
     with tempfile.TemporaryDirectory() as name:

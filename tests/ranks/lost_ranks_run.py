@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))
+import numba
 import torch
 import torch._dynamo  # Before any rank is forked: DDP takes seconds to import it.
 import torch.distributed as dist
@@ -275,6 +276,7 @@ def faults_of(cell: tuple[str, str], base: Path, whole: Path) -> Iterator[str]:
 
 def run(cells: Sequence[tuple[str, str]], base: Path) -> dict[str, list[str]]:
     """What is wrong in each cell, by its name."""
+    numba.njit(lambda: 0)()  # Before any rank is forked: the first call takes seconds to import.
     whole = base / "whole"
     ends = trained(whole, "ids", "")
     assert [code for code, _ in ends] == [0, 0], ends

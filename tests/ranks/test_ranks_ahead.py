@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from executor_cases import plan_of, random_batch, shard
+from executor_cases import contents, plan_of, random_batch, shard
 from ranks_cases import batches_of, every_placement, sharded, table_with
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, look_ahead
-from placer.executor.distributed import ShardedEmbeddings
 from placer.executor.distributed.collectives import Communicator
 from placer.plan.plan import Plan
 
@@ -30,10 +29,6 @@ def row_wise(optimizer: str = "adagrad") -> Plan:
 
 def backward(outputs: dict[str, Tensor]) -> None:
     torch.autograd.backward([output.sum() for output in outputs.values()])
-
-
-def state(model: ShardedEmbeddings) -> dict[str, Tensor]:
-    return {**model.state_dict(), **model.optimizer_state_dict()}
 
 
 def overlaps(rank: int, world: int, plan: Plan) -> list[str]:
@@ -92,7 +87,7 @@ def same_results(rank: int, world: int, plan: Plan) -> None:
             model(batches[0])  # After those that were sent and are not wanted any more.
         for batch in look_ahead(batches[2:], model) if ahead else batches[2:]:
             backward(model(batch))
-        found.append(state(model))
+        found.append(contents(model))
         if ahead:
             assert model._inputs._thread is not None, "nothing was sent ahead"
         model.close()

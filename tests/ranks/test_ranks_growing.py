@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from executor_cases import plan_of
+from executor_cases import contents, plan_of
 from fast_and_full import fewer, mostly_slow, some
 from ranks_cases import batches_of, close, every_placement, sharded, table_with, train_step
 from ranks_launcher import Job, Outcomes, run
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.executor.distributed import ShardedEmbeddings
 from placer.growing import Growing, KeyCounts, KeyMap
 from placer.growing.hashes import parts_of
 from placer.growing.options import Int
@@ -112,10 +111,6 @@ def growing_of(plan: Plan, how: Growing) -> dict[str, Growing]:
     return {table.name: how for table in plan.tables}
 
 
-def states(model: ShardedEmbeddings | PlacedEmbeddings) -> dict[str, Tensor]:
-    return {**model.state_dict(), **model.optimizer_state_dict()}
-
-
 def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     """What the first one has, the other one has."""
     for key, value in one.items():
@@ -146,7 +141,7 @@ def like_a_vocabulary(rank: int, world: int, optimizer: str) -> None:
         mine, _ = train_step(growing, rank, batches, step)
         theirs, _ = train_step(fixed, rank, as_rows, step)
         assert_equal(mine, theirs)
-    assert_equal(states(fixed), states(growing))
+    assert_equal(contents(fixed), contents(growing))
     for name, expected in rows_of.items():
         live, rows_live = growing.live_keys(name)
         assert dict(zip(live.tolist(), rows_live.tolist(), strict=True)) == expected
@@ -217,10 +212,10 @@ def ahead(rank: int, world: int, how: Growing, steps: int) -> None:
             outputs = model(batch)
             torch.autograd.backward([output.square().sum() for output in outputs.values()])
             if step % 5 == 4:
-                saved_now = states(model) | model.state_dict()
+                saved_now = contents(model) | model.state_dict()
                 state = saved_now if looks and step == 4 else state
         counts = model.key_counts()
-        found.append(states(model) | {"counts": torch.tensor(list(counts.values()))})
+        found.append(contents(model) | {"counts": torch.tensor(list(counts.values()))})
         assert min(count.evicted + count.expired for count in counts.values()) > 10
         model.close()
     for other in found[1:]:
@@ -248,7 +243,7 @@ def other_batches(rank: int, world: int, how: Growing) -> None:
         if step == 5:
             counts = list(first.key_counts().values())
             assert any(one.admitted > was for one, was in zip(counts, admitted, strict=True))
-    assert_equal(states(first), states(second))
+    assert_equal(contents(first), contents(second))
     assert first.key_counts() == second.key_counts()
     first.close(), second.close()
 
@@ -261,7 +256,7 @@ def saved(rank: int, world: int, how: Growing) -> tuple[dict[str, Tensor], list[
     half = 6 * STEPS // world
     for step in range(half):
         train_step(first, rank, key_batches(plan, world, step, keys), step)
-    state = states(first)
+    state = contents(first)
     counts = list(first.key_counts().values())
     second.load_state_dict(first.state_dict())
     second.load_optimizer_state_dict(first.optimizer_state_dict())
@@ -270,7 +265,7 @@ def saved(rank: int, world: int, how: Growing) -> tuple[dict[str, Tensor], list[
         mine, _ = train_step(first, rank, batches, step)
         theirs, _ = train_step(second, rank, batches, step)
         assert_equal(mine, theirs)
-    assert_equal(states(first), states(second))
+    assert_equal(contents(first), contents(second))
     assert first.key_counts() == second.key_counts()
     first.close(), second.close()
     return state, counts
@@ -286,7 +281,9 @@ def loaded(
     weights, trained = model.state_dict(), model.optimizer_state_dict()
     model.load_state_dict({key: state[key] for key in weights})
     model.load_optimizer_state_dict({key: state[key] for key in trained})
-    assert_equal({key: value for key, value in states(model).items() if ".keys." not in key}, state)
+    assert_equal(
+        {key: value for key, value in contents(model).items() if ".keys." not in key}, state
+    )
     assert list(model.key_counts().values()) == counts
     alone = PlacedEmbeddings(plan, growing=grows, lr=0.1, eps=1e-6, seed=8, backend="torch")
     alone.load_state_dict(model.state_dict())
@@ -310,7 +307,7 @@ def loaded(
         batches = key_batches(plan, world, step, keys)
         for each in (model, again):
             train_step(each, rank, batches, step)
-    assert_equal(states(model), states(again))
+    assert_equal(contents(model), contents(again))
     model.close(), again.close()
 
 
@@ -362,7 +359,7 @@ def loaded_as_it_was(
         model.load_state_dict({name: source[name] for name in model.state_dict()})
         names = model.optimizer_state_dict()
         model.load_optimizer_state_dict({name: source[name] for name in names})
-    assert_equal(states(one), states(other))
+    assert_equal(contents(one), contents(other))
     assert one.key_counts() == other.key_counts()
     one.close(), other.close()
 
@@ -431,7 +428,7 @@ def parts_by_themselves(rank: int, world: int, how: Growing) -> None:
             ids = batch.ids[offsets[0] : offsets[-1]]
             outputs = model(BagBatch(ids, offsets - offsets[0], batch.batch_size))
             torch.autograd.backward([output.square().sum() for output in outputs.values()])
-    assert_equal(states(whole), states(cut))
+    assert_equal(contents(whole), contents(cut))
     assert whole.key_counts() == cut.key_counts()
     assert min(counts.evicted for counts in whole.key_counts().values()) > 0
     whole.close(), cut.close()
@@ -455,7 +452,7 @@ def in_a_folder(rank: int, world: int, folder: str, how: Growing) -> None:
             assert all(map(torch.equal, other.live_keys(table), live))
             assert bool(live[0].numel()) == (name == "trained")
         if name == "trained":
-            assert_equal(states(again), states(model))
+            assert_equal(contents(again), contents(model))
     fixed = sharded(plan)
     with pytest.raises(CheckpointError, match=r"keys\.rows is of no table"):
         load_model(f"{folder}/trained", fixed)
@@ -496,16 +493,21 @@ def jobs_of(world: int) -> list[Job]:
         jobs += [("other batches", other_batches, (MANY["lru"],)), ("dropped", dropped, ())]
         jobs += [("parts", parts_by_themselves, (MANY["lru"],)), ("refused", refused, ())]
     left_out = {"vocabulary sgd", "vocabulary adagrad", "vocabulary rowwise_adagrad"}
-    left_out |= {f"{kind} {name}" for kind in ("reused", "saved", "ahead") for name in MANY}
-    left_out -= {"reused lru", "saved ttl", "ahead admission"}
+    left_out |= {f"{kind} {name}" for kind in ("reused", "ahead") for name in MANY}
+    left_out -= {"reused lru", "ahead admission"}
     return [job for job in jobs if world == 2 or job[0] not in left_out]
+
+
+@functools.cache
+def done_by(world: int) -> Outcomes:
+    return run(world, jobs_of(world))
 
 
 @pytest.fixture(
     scope="module", params=mostly_slow((1, 2, 4), 2), ids=lambda world: f"{world} ranks"
 )
 def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    return run(request.param, jobs_of(request.param))
+    return done_by(request.param)
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in jobs_of(2)])
@@ -534,30 +536,24 @@ def test_what_does_not_fit_is_named_on_every_rank(outcomes: Outcomes) -> None:
             assert "have another plan than rank 0, or other growing tables" in other
 
 
-@functools.cache
-def saved_by(world: int) -> Outcomes:
-    return run(world, [(name, saved, (how,)) for name, how in MANY.items()])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "target"), [(2, 1), (1, 4), (4, 2)])
 def test_every_key_has_its_row_again_on_another_number_of_ranks(source: int, target: int) -> None:
-    before = saved_by(source)
-    after = run(target, [(name, loaded, (how, *before.of(name)[0])) for name, how in MANY.items()])
+    jobs: list[Job] = [
+        (name, loaded, (how, *done_by(source).of(f"saved {name}")[0])) for name, how in MANY.items()
+    ]
+    after = run(target, jobs)
     for name in MANY:
         after.of(name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "target", "capacity"), [(1, 2, 35), (2, 2, 90), (2, 4, 90), (4, 1, 35)]
-)
+@pytest.mark.parametrize(("source", "target", "capacity"), [(1, 2, 35), (2, 2, 90), (2, 4, 90)])
 def test_keys_go_on_with_another_capacity(source: int, target: int, capacity: int) -> None:
-    before = saved_by(source)
     jobs: list[Job] = []
     for name, how in MANY.items():
         other = replace(how, capacity=capacity)
-        state, counts = before.of(name)[0]
+        state, counts = done_by(source).of(f"saved {name}")[0]
         resized = with_capacity(state, how, other)
         evicted = [
             one._replace(evicted=one.evicted + max(0, one.live - capacity)) for one in counts

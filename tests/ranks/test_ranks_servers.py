@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from executor_cases import EPS, LR, machine, plan_of, random_batch, shard
+from executor_cases import EPS, LR, contents, machine, plan_of, random_batch, shard
 from fast_and_full import some
 from ranks_cases import (
     batches_of,
@@ -85,10 +85,6 @@ def alike(rank: int, world: int, trainers: int, plan: Plan) -> None:
     beside(rank, world, trainers, 1, trains_alike, plan, STEPS, 1, group)
 
 
-def state(model: Any) -> dict[str, Tensor]:
-    return {**model.state_dict(), **model.optimizer_state_dict()}
-
-
 def backward(outputs: dict[str, Tensor]) -> None:
     torch.autograd.backward([output.square().sum() for output in outputs.values()])
 
@@ -111,7 +107,7 @@ def ahead_or_not(rank: int, world: int, plan: Plan) -> None:
         model.set_lr(0.03)
         for batch in look_ahead(batches[2:], model) if ahead else batches[2:]:
             backward(model(batch))
-        found.append(state(model))
+        found.append(contents(model))
         model.close()
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
@@ -132,8 +128,8 @@ def other_settings(rank: int, world: int, plan: Plan) -> None:
                 one.set_eps(1e-4)
         backward(model(batches[rank]))
         backward(alone(joined(batches, len(alone.features))))
-    found = state(model)
-    for name, value in state(alone).items():
+    found = contents(model)
+    for name, value in contents(alone).items():
         close(found[name], value, name)
     model.close()
 
@@ -163,14 +159,14 @@ def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> N
             serve_tables(served)
         return
     first = trained(sharded(served), rank, trainers, range(2))
-    kept = state(first)
+    kept = contents(first)
     save_model(folder / "served", first, {"at": torch.tensor(2)})
     first.close()
     alone = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=9)
     assert load_model(folder / "served", alone) == {"at": torch.tensor(2)}
-    equal(state(alone), kept)
+    equal(contents(alone), kept)
     trained_alone(alone, trainers, range(2, 4))
-    kept = state(alone)
+    kept = contents(alone)
     if rank == 0:
         save_model(folder / "alone", alone)
     dist.barrier(group)
@@ -181,11 +177,11 @@ def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> N
         else:
             model.load_state_dict(alone.state_dict())
             model.load_optimizer_state_dict(alone.optimizer_state_dict())
-        equal(state(model), kept)
-        found = state(trained(model, rank, trainers, range(4, 6)))
+        equal(contents(model), kept)
+        found = contents(trained(model, rank, trainers, range(4, 6)))
         model.close()
     whole = trained(sharded(served), rank, trainers, range(6))
-    for name, value in state(whole).items():
+    for name, value in contents(whole).items():
         close(found[name], value, name)
     whole.close()
 
@@ -213,7 +209,7 @@ def growing(rank: int, world: int, plan: Plan) -> None:
             backward(model(batch))
         counts = model.key_counts()[table.name]
         assert counts.evicted > 0
-        found.append(state(model))
+        found.append(contents(model))
         model.close()
     for name, value in found[0].items():
         assert torch.equal(found[1][name], value), name
@@ -242,7 +238,7 @@ def growing_alike(rank: int, world: int, trainers: int, served: Plan, plain: Pla
             train_step(model, rank, batches, step)
         counts = model.key_counts()
         assert all(count.evicted > 0 for count in counts.values())
-        found.append((counts, {**state(model), **model.state_dict()}))
+        found.append((counts, {**contents(model), **model.state_dict()}))
         model.close()
     (served_counts, with_servers), (plain_counts, without) = found
     assert served_counts == plain_counts
@@ -263,7 +259,7 @@ def bad_batch(rank: int, world: int, plan: Plan) -> str:
     except DataError as error:
         said = str(error)
     backward(model(good))
-    updates = state(model)["updates"]
+    updates = contents(model)["updates"]
     model.close()
     return f"after {updates} updates: {said}"
 

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from ranks_launcher import leave_group
-from resume_cases import STEPS, assert_same, everything, loss_of, placed
+from resume_cases import GROWS, STEPS, assert_same, everything, loss_of, placed
 from torch import Tensor, nn
 
 WORLD = 2
@@ -101,15 +102,16 @@ def with_torch(folder: Path) -> Runs:
     return {"file": (runs[0], runs[1]), "dcp": (runs[0], runs[2])}
 
 
-TRAINERS: dict[str, Callable[[Path], Runs]] = {
-    "accelerate": with_accelerate,
-    "lightning": with_lightning,
-    "torch": with_torch,
-    "transformers": with_huggingface,
+TRAINERS: dict[str, tuple[str, Callable[[Path], Runs]]] = {
+    "accelerate": ("test_resume_accelerate", with_accelerate),
+    "lightning": ("test_resume_lightning", with_lightning),
+    "torch": ("resume_cases", with_torch),
+    "transformers": ("test_resume_huggingface", with_huggingface),
 }
+"""By package: the module that imports it, and what the ranks run."""
 
 
-def work(rank: int, name: str, folder: str, port: int) -> None:
+def work(rank: int, name: str, folder: Path, port: int) -> None:
     """One rank, which no launcher has told of the others but by the environment."""
     torch.set_num_threads(1)
     os.environ |= {
@@ -117,21 +119,36 @@ def work(rank: int, name: str, folder: str, port: int) -> None:
         "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
         "ACCELERATE_USE_CPU": "true",
     }  # fmt: skip
-    torch.save(TRAINERS[name](Path(folder)), f"{folder}/{rank}.pt")
+    torch.save(TRAINERS[name][1](folder), folder / f"{rank}.pt")
     leave_group()
 
 
+def work_twice(_: int, name: str, folders: dict[bool, Path]) -> None:
+    """Without and with tables that grow. The ranks are forked: to import packages takes seconds."""
+    import_module(TRAINERS[name][0])
+    for grows, folder in folders.items():
+        folder.mkdir()
+        if grows:
+            os.environ[GROWS] = "1"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        mp.start_processes(work, (name, folder, port), WORLD, start_method="fork")
+
+
 @pytest.mark.parametrize("name", TRAINERS)
-def test_resumed_runs_are_equal(name: str, grows: bool, tmp_path: Path) -> None:
+def test_resumed_runs_are_equal(name: str, tmp_path: Path) -> None:
     if find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.start_processes(work, (name, str(tmp_path), port), WORLD, start_method="forkserver")
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(WORLD))
-    assert first
-    for which, (whole, resumed) in first.items():
-        assert_same(resumed, whole)
-        for ours, theirs in zip(second[which], first[which], strict=True):
-            assert_same(ours, theirs)  # The ranks have one model, whatever they read.
+    folders = {grows: tmp_path / str(grows) for grows in (False, True)}
+    mp.start_processes(work_twice, (name, folders), 1, start_method="forkserver")
+    weights = []
+    for folder in folders.values():
+        first, second = (torch.load(folder / f"{rank}.pt") for rank in range(WORLD))
+        assert first
+        for which, (whole, resumed) in first.items():
+            assert_same(resumed, whole)
+            weights.append(whole["item.weight"])
+            for ours, theirs in zip(second[which], first[which], strict=True):
+                assert_same(ours, theirs)  # The ranks have one model, whatever they read.
+    assert not torch.equal(weights[0], weights[-1])  # Tables that grow have other rows.
