@@ -14,6 +14,7 @@ from profile_cases import assert_same_profile
 
 from placer import Profile
 from placer.data import open_log
+from placer.data.formats.base import SAMPLE_ROWS, merged
 from placer.errors import DataError
 from placer.profile.count import profile_log
 
@@ -146,6 +147,21 @@ def test_hugging_face_data_sets(expected: Profile) -> None:
         yield from ({"user": [user] * (user % 2)} for user in range(3))
 
     refused("cannot read the Hugging Face Iter", datasets.IterableDataset.from_generator(changing))
+
+
+def test_small_batches_are_joined(expected: Profile, tmp_path: Path) -> None:
+    """A batch takes readers a millisecond, so a log in batches of one row took seconds."""
+    rows = [batch for at in range(SAMPLES) for batch in LOG.slice(at, 1).to_batches()]
+    assert [batch.num_rows for batch in merged(rows)] == [SAMPLE_ROWS, SAMPLES - SAMPLE_ROWS]
+    one_by_one = pa.Table.from_batches(rows)
+    with pa.ipc.new_stream(tmp_path / "log.arrows", LOG.schema) as stream:
+        for batch in rows:
+            stream.write_batch(batch)
+    for log in (one_by_one, tmp_path / "log.arrows"):
+        opened = open_log(log, encoding=expected.encoding)
+        assert_same_profile(profile_log(opened), expected, same_source=False)
+    # The first samples of both say what columns hold.
+    assert open_log(one_by_one).encoding == open_log(LOG).encoding
 
 
 def test_a_stream_is_read_once() -> None:

@@ -22,7 +22,7 @@ from placer.data.formats.base import (
     UNREADABLE,
     Batches,
     ColumnSource,
-    plain,
+    merged,
     plain_schema,
 )
 from placer.data.formats.columns import check_columns, flat, once, outermost
@@ -161,7 +161,8 @@ def _of_hugging_face(value: Any) -> BatchSource | None:
 
     def read(columns: Sequence[str]) -> _Read:
         for table in tables.select_columns(list(columns)).iter(BATCH_ROWS):
-            yield from table.select(list(columns)).to_batches()
+            # Rows of a shuffled data set are chunks of their own.
+            yield from table.select(list(columns)).combine_chunks().to_batches()
 
     samples = len(value) if hasattr(value, "__len__") else None
     return BatchSource(name, schema, read, samples)
@@ -202,8 +203,8 @@ class ArrowSource(ColumnSource):
         if self._held.once:
             return None
         names = outermost(once(schema.names), plain_schema(self._held.schema))
-        first = next((batch for batch in self._held.read(names) if batch.num_rows), None)
-        return first and self._sampled(plain(first).slice(0, SAMPLE_ROWS), self.files[0], schema)
+        first = next((batch for batch in merged(self._held.read(names)) if batch.num_rows), None)
+        return first and self._sampled(first.slice(0, SAMPLE_ROWS), self.files[0], schema)
 
     def _batches(self) -> Batches:
         """Yield all batches. Raises DataError at the second time if they can be read only once."""
@@ -214,13 +215,14 @@ class ArrowSource(ColumnSource):
             )
         self._was_read = True
         name, row = self._held.name, 0
-        batches = self._held.read(outermost(self.columns.names, plain_schema(self._held.schema)))
+        names = outermost(self.columns.names, plain_schema(self._held.schema))
+        batches = merged(self._held.read(names))
         while True:
             with reported(f"cannot read the {name} from row {row} on", UNREADABLE):
                 batch = next(batches, None)
             if batch is None:
                 break
-            yield name, row, plain(batch)
+            yield name, row, batch
             row += batch.num_rows
         if not row and not self._may_be_empty:
             raise DataError(f"the {name} is empty; a log needs at least one sample")

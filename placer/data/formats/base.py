@@ -1,7 +1,7 @@
 """`ColumnSource`: the base of all formats that Arrow reads as record batches of columns."""
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import cached_property, partial
@@ -171,6 +171,28 @@ class ColumnSource(Source):
 def reading(file: str, format: str) -> AbstractContextManager[None]:
     """Return a context that turns Arrow's errors into a DataError that names the file."""
     return reported(f"cannot read {shown(file)} as {format}", UNREADABLE)
+
+
+def merged(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+    """Yield plain batches; join those of fewer than `SAMPLE_ROWS` rows.
+
+    Every batch costs readers about a millisecond, and some streams have batches of one row.
+    """
+    held, rows = list[pa.RecordBatch](), 0
+    for batch in batches:
+        held.append(plain(batch))
+        rows += batch.num_rows
+        if rows >= SAMPLE_ROWS:
+            yield from _joined(held)
+            held, rows = [], 0
+    yield from _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    whole: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

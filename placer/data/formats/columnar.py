@@ -21,6 +21,7 @@ from placer.data.formats.base import (
     SAMPLE_ROWS,
     Batches,
     ColumnSource,
+    merged,
     plain,
     plain_schema,
     reading,
@@ -245,14 +246,14 @@ class IpcSource(ColumnSource):
             row = 0
             schema = _ipc_schema(file)
             names = self._partitions.of_file(self.columns.names, schema.names)
-            for batch in _batches(file, outermost(names, schema)):
+            for batch in merged(_batches(file, outermost(names, schema))):
                 yield file, row, batch
                 row += batch.num_rows
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
         """Return the first samples of the log."""
         for file in self.files:
-            with closing(_batches(file, None)) as batches:
+            with closing(merged(_batches(file, None))) as batches:
                 for batch in batches:
                     if batch.num_rows:
                         return self._sampled(batch.slice(0, SAMPLE_ROWS), file, schema)
@@ -282,7 +283,7 @@ def _batches(file: str, names: Sequence[str] | None) -> Generator[pa.RecordBatch
         for batch in batches:
             # Arrow trusts lengths and offsets, and crashes if they are wrong.
             batch.validate(full=True)
-            yield plain(batch)
+            yield batch
             end = source.tell()
         # Arrow does not notice a stream that was cut between two batches.
         if not is_file and source.tell() == end:
