@@ -35,7 +35,7 @@ from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.bounds.option_costs import OptionCosts, OptionPricer, least
+from solvers.bounds.option_costs import OptionCosts, OptionPricer, cold_costs, least
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
@@ -748,6 +748,67 @@ def convex(curve: CostCurve) -> CostCurve:
     steps = np.sort(saved)[::-1] * np.diff(curve.hot_rows)
     gpu_s = curve.gpu_s[-1] + np.concatenate((np.cumsum(steps[::-1])[::-1], [0.0]))
     return replace(curve, gpu_s=gpu_s)
+
+
+def line(rows: int, *, split_hbm_bytes: float = 0.0, **more: object) -> CostCurve:
+    """A curve of rows of 10 bytes, each of which saves a second in HBM."""
+    hot = np.array([0, rows])
+    seconds, none = rows - hot.astype(np.float64), np.zeros(2)
+    return CostCurve(
+        hot, seconds, none, 10.0 * hot, 10.0 * seconds, 0.5, split_hbm_bytes,
+        **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_a_split_takes_its_bytes_and_its_time() -> None:
+    curve = line(100, split_hbm_bytes=35.0)
+    knapsack = solve_knapsack(
+        [priced_costs(curve, np.array([np.inf, 0.0]))], 500.0, lambda _: curve
+    )
+    assert knapsack is not None
+    assert knapsack.hot_rows == (46,)
+    assert (knapsack.hbm_bytes, knapsack.gpu_s) == (495.0, 54.5)
+    assert knapsack.dram_bytes == 540.0
+
+
+def test_cold_rows_are_on_the_drive_where_that_is_cheapest() -> None:
+    """From any point on, not only from those at which the shard's hot rows end."""
+    hot = np.arange(6)
+    curve = replace(
+        line(5), hot_rows=hot, dram_bytes=np.array([50.0, 40, 30, 20, 10, 0]),
+        drive_s=np.array([9.0, 2, 8, 1, 6, 0]),
+    )  # fmt: skip
+    prices = np.array([0.0, 0.1, 0.3])
+    expected = [
+        [
+            price * curve.dram_bytes[point]
+            + min(curve.drive_s[on] - price * curve.dram_bytes[on] for on in range(point, 6))
+            for point in range(6)
+        ]
+        for price in prices
+    ]
+    assert cold_costs(curve, prices) == pytest.approx(np.array(expected))
+
+
+def test_stand_ins_cost_the_least_extra_time_once() -> None:
+    """And their shards may be arbitrarily short, unless all is known of the option."""
+    problem = problem_of(zipf_table("t", 100_000, 64, lookups=8.0), topology=machine(2))
+    pricer = OptionPricer(
+        Instance(problem, Roofline()), np.array([0.0, 1e-9]), np.zeros(2), np.ones(2), np.inf
+    )
+    free, dearer = pricer.uncut(0, 0.0), pricer.uncut(0, 0.25)
+    assert free.stood_for
+    assert np.allclose(dearer.priced_s[free.own :] - free.priced_s[free.own :], 0.25)
+    assert np.array_equal(dearer.priced_s[: free.own], free.priced_s[: free.own])
+    assert free.longest_s[free.own :].tolist() == free.replica_s[list(free.stood_for)].tolist()
+    known = lagrangian._at_price(free, 0)
+    cut = lagrangian._at_price(free, 0, may_be_cut=True)
+    assert (
+        [one.option for one in known] == [one.option for one in cut] == [*free.options[: free.own]]
+    )
+    assert [one.longest_s for one in known] == free.longest_s[: free.own].tolist()
+    for stand_in, number in enumerate(free.stood_for, free.own):
+        assert cut[number].longest_s == free.longest_s[stand_in] < known[number].longest_s
 
 
 def test_an_empty_gpu_is_filled_with_nothing() -> None:
