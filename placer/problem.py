@@ -255,7 +255,7 @@ class Problem(Summarized):
 
 
 def before_dense(dense: Dense | None) -> Dense | None:
-    """Return the dense part of a plan, for a problem on a machine with its memory."""
+    """Return a plan's dense part for a new problem, which takes off its memory itself."""
     return replace(dense, reserved_bytes=0) if isinstance(dense, DenseLayers) else dense
 
 
@@ -275,6 +275,6 @@ def machine_of(
     taken = plan.dense.reserved_bytes if isinstance(plan.dense, DenseLayers) else 0
     gpus = tuple(replace(g, memory_bytes=g.memory_bytes + taken) for g in plan.topology.gpus)
     machine = replace(plan.topology, gpus=gpus).with_memory(hbm=hbm, dram=dram, ssd=ssd)
-    anew = [] if hbm is None else [gpu.id for gpu in gpus]
-    anew += [] if dram is None else [gpu.host for gpu in gpus]
-    return machine, constraints.reserving_on(anew, machine)
+    budgeted = [] if hbm is None else [gpu.id for gpu in gpus]
+    budgeted += [] if dram is None else [gpu.host for gpu in gpus]
+    return machine, constraints.reserving_on(budgeted, machine)

@@ -188,9 +188,9 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
 
 
 def _row_bytes(table: Table, source: Shard, target: Shard, width: int, stays: bool) -> int:
-    """Return the bytes of a part of a row, with its state, where it stays or while it is copied.
+    """Return the bytes of a part of a row with its state: where it stays, or of its copy.
 
-    If one of both ends has cold rows of another type than the table's, rows are copied in it.
+    Only cold rows have types of their own. A copy is in the target's type, or else the source's.
     """
     return table.bytes_per_row(width, target.dtype or (None if stays else source.dtype))
 
