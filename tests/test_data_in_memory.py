@@ -150,7 +150,7 @@ def test_hugging_face_data_sets(expected: Profile) -> None:
 
 
 def test_small_batches_are_joined(expected: Profile, tmp_path: Path) -> None:
-    """A batch takes readers a millisecond, so a log in batches of one row took seconds."""
+    """Readers take as long for a row as for a large batch, so such logs took seconds."""
     rows = [batch for at in range(SAMPLES) for batch in LOG.slice(at, 1).to_batches()]
     assert [batch.num_rows for batch in merged(rows)] == [SAMPLE_ROWS, SAMPLES - SAMPLE_ROWS]
     one_by_one = pa.Table.from_batches(rows)
@@ -159,6 +159,7 @@ def test_small_batches_are_joined(expected: Profile, tmp_path: Path) -> None:
             stream.write_batch(batch)
     for log in (one_by_one, tmp_path / "log.arrows"):
         opened = open_log(log, encoding=expected.encoding)
+        assert len(list(opened.source._batches())) == 2
         assert_same_profile(profile_log(opened), expected, same_source=False)
     # The first samples of both say what columns hold.
     assert open_log(one_by_one).encoding == open_log(LOG).encoding

@@ -203,7 +203,9 @@ class ArrowSource(ColumnSource):
         if self._held.once:
             return None
         names = outermost(once(schema.names), plain_schema(self._held.schema))
-        first = next((batch for batch in merged(self._held.read(names)) if batch.num_rows), None)
+        with reported(f"cannot read the {self._held.name}", UNREADABLE):
+            batches = merged(self._held.read(names))
+            first = next((batch for batch in batches if batch.num_rows), None)
         return first and self._sampled(first.slice(0, SAMPLE_ROWS), self.files[0], schema)
 
     def _batches(self) -> Batches:

@@ -53,7 +53,7 @@ class Auto(StagedStrategy):
 
     def prepare(self, limits: Limits) -> None:
         """Compile annealing's moves."""
-        # Import here: other strategies do without the compiler, which takes half a second to load.
+        # Import here: other strategies do without the compiler, which loads slowly.
         from solvers.search.annealing import prepare
 
         prepare(limits)

@@ -176,7 +176,7 @@ def reading(file: str, format: str) -> AbstractContextManager[None]:
 def merged(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
     """Yield plain batches; join those of fewer than `SAMPLE_ROWS` rows.
 
-    Every batch costs readers about a millisecond, and some streams have batches of one row.
+    Readers take about as long for a batch of one row, of which some streams consist.
     """
     held, rows = list[pa.RecordBatch](), 0
     for batch in batches:
