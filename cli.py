@@ -524,10 +524,11 @@ def verify(
     placer verify plan.json --constraints rules.yaml
     """
     from placer.constraints.unmet import unmet
-    from placer.plan.origin import load_sealed
+    from placer.plan import file
+    from placer.plan.origin import load_edited
     from placer.plan.verify import violations
 
-    loaded = load_sealed(path) if seal else placer.Plan.load(path)
+    loaded = load_edited(path) if seal else placer.Plan.load(path)
     broken = violations(loaded)
     if constraints_path is not None:
         constraints = placer.Constraints.load(constraints_path)
@@ -536,9 +537,14 @@ def verify(
         # Of malformed shards, nobody can tell how they place a table.
         if not any(violation.rule == "shard" for violation in broken):
             broken += unmet(loaded, constraints)
+    if seal and not broken:
+        file.seal(path)
     meets = "" if constraints_path is None else f"; it meets {constraints_path}"
     report.print_violations(broken, loaded, f"{path} is sound", meets, output)
     if broken:
+        if seal:
+            found = counted(len(broken), "violation")
+            report.print_stderr(f"placer: {path} was not sealed, because of {found}", "red")
         sys.exit(1)
 
 

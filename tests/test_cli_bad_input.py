@@ -13,6 +13,7 @@ from fast_and_full import mostly_slow
 
 import cli
 import placer
+from placer.plan.file import seal
 
 
 def profile_of(tmp_path: Path, log: Path, *options: str) -> str:
@@ -273,15 +274,19 @@ def test_a_plan_that_cannot_be_read(
 def test_an_edited_plan_that_is_unsound(copy: Workbench) -> None:
     lost = json.loads(copy.plan.read_text())["shards"][0]["table"]
     damaged(copy.plan, changed_json(drop_a_shard))
+    before = files_of(copy.folder)
     assert "was altered since it was written" in fail("verify", copy.plan)
     result = invoke("verify", copy.plan, "--seal", "--format", "json")
     assert result.exit_code == 1
     report = json.loads(result.stdout)
     assert not report["sound"]
     assert any(lost in violation["message"] for violation in report["violations"])
-    as_text = invoke("verify", copy.plan)
+    as_text = invoke("verify", copy.plan, "--seal")
     assert as_text.exit_code == 1
     assert len(as_text.stdout.splitlines()) == len(report["violations"])
+    assert f"{copy.plan} was not sealed, because of 1 violation\n" in as_text.stderr
+    assert files_of(copy.folder) == before
+    seal(copy.plan)
     before = files_of(copy.folder)
     line = fail("train", "--plan", copy.plan, "--data", copy.log, "--checkpoints",
                 copy.folder / "checkpoints")  # fmt: skip

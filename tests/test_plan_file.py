@@ -21,8 +21,7 @@ from placer import Feature, Plan, Table
 from placer.errors import PlanError
 from placer.files import sha256_file
 from placer.plan.fields import RowOrder
-from placer.plan.file import json_schema
-from placer.plan.origin import load_sealed
+from placer.plan.file import json_schema, seal
 from placer.plan.verify import violations
 
 SCHEMA = json.loads((Path(placer.__file__).parent / "plan" / "plan.schema.json").read_text())
@@ -63,13 +62,13 @@ def test_an_altered_plan_is_refused_until_it_is_sealed(tmp_path: Path) -> None:
     hot_cold().save(path)
     edited(path, lambda document: document.update(batch_size=77))
     assert "was altered since it was written: restore it; if you edited" in error_of(path)
-    assert load_sealed(path).batch_size == 77
+    seal(path)
     assert Plan.load(path).batch_size == 77
     edited(path, lambda document: document.pop("sha256"))  # As earlier versions wrote it.
     assert Plan.load(path).batch_size == 77
     edited(path, lambda document: document.update(batch_size=-1))
     with pytest.raises(PlanError, match=r"batch_size"):
-        load_sealed(path)
+        seal(path)
 
 
 def error_of(path: Path) -> str:

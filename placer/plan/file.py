@@ -151,16 +151,19 @@ def seal(path: StrPath) -> None:
     write_text(source, _text(document))
 
 
-def read(path: StrPath) -> dict[str, Any]:
-    """Read the fields of a plan and its row orders, which belong together; see `Plan.load`."""
+def read(path: StrPath, *, edited: bool = False) -> dict[str, Any]:
+    """Read the fields of a plan and its row orders, which belong together; see `Plan.load`.
+
+    If the plan is `edited`, its hash may be of other content.
+    """
     source = Path(path)
-    return read_parts(source, lambda: _read(source))
+    return read_parts(source, lambda: _read(source, edited))
 
 
-def _read(source: Path) -> dict[str, Any]:
+def _read(source: Path, edited: bool) -> dict[str, Any]:
     document, model = parse(source)
     plan = _with_row_orders(source, model)
-    if document.get(SEAL) and document[SEAL] != sealed(document)[SEAL]:
+    if not edited and document.get(SEAL) and document[SEAL] != sealed(document)[SEAL]:
         raise PlanError(
             f"{source} was altered since it was written: restore it; if you edited it by hand, "
             "`placer verify --seal` takes it as it is now"

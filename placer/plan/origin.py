@@ -185,15 +185,13 @@ def _of_plan(plan: Plan, profile: Profile, other_data: bool) -> Profile:
     return replace(known, tables=tuple(known[table.name] for table in plan.tables))
 
 
-def load_sealed(file: Path) -> Plan:
-    """Load a plan that somebody has edited, and update its hash."""
-    from placer.plan.file import seal  # not above: pydantic loads slowly
+def load_edited(file: Path) -> Plan:
+    """Load a plan that somebody has edited and `placer.plan.file.seal` may seal."""
+    from placer.plan.file import read  # not above: pydantic loads slowly
 
     if uri := uri_of(file):
         raise PlanError(f"{uri} is on a store; copy it here, seal it, and copy it back")
-
-    seal(file)
-    return Plan.load(file)
+    return Plan(**read(file, edited=True))
 
 
 def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:
