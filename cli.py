@@ -479,8 +479,8 @@ def show(
     # Times are those of the rows that the plan has in HBM, hot or not any more.
     ordered = problem.in_plan_order(loaded)
     evaluate, binds = partial(costs.evaluate, ordered), partial(binding, ordered, loaded, costs)
-    even = assumed_even(loaded, known)
-    shown = solver_reports.plan_report(loaded, evaluate, top=top, binds=binds, even=even)
+    how: Any = {"even": assumed_even(loaded, known), "problem_sha256": problem.sha256}
+    shown = solver_reports.plan_report(loaded, evaluate, top=top, binds=binds, **how)
     report.print_report(shown, output)
 
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from calibration_cases import calibration
 from cli_cases import COMMANDS, Workbench, invoke, succeed
 
 import placer
@@ -188,6 +189,10 @@ def test_the_proof_of_an_edited_plan_names_the_step_that_it_is_of(
     succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
     before = json.loads(file.read_text())
     assert "that it found" not in succeed("show", file).stdout
+    found = json.loads(succeed("show", file, "--format", "json").stdout)
+    bound_s = before["solver"]["bound_s"]
+    assert found["bound_s"] == bound_s
+    assert found["gap"] == pytest.approx(found["step_time_s"] / bound_s - 1)
     document = json.loads(file.read_text())
     for shard in document["shards"]:
         if shard["memory"] == "dram":
@@ -197,8 +202,27 @@ def test_the_proof_of_an_edited_plan_names_the_step_that_it_is_of(
     facts = json.loads(succeed("show", file, "--format", "json").stdout)
     found_s = before["solver"]["step_time_s"]
     assert facts["step_time_s"] > found_s
+    assert facts["gap"] == pytest.approx(facts["step_time_s"] / bound_s - 1)
     shown = succeed("show", file).stdout
     assert f"of the bound at the step time of {format_seconds(found_s)} that it found" in shown
+
+
+@pytest.mark.parametrize("changed", ["cost model", "profile"])
+def test_show_gives_no_bound_of_another_step_time_as_json(
+    workbench: Workbench, tmp_path: Path, changed: str
+) -> None:
+    if changed == "cost model":
+        calibration().save(tmp_path / "machine.json")
+        options: tuple[str | Path, ...] = ("--cost-model", f"calibrated:{tmp_path}/machine.json")
+    else:
+        head = "".join(workbench.log.read_text().splitlines(keepends=True)[:200])
+        (tmp_path / "day.tsv").write_text(head)
+        day = tmp_path / "day"
+        succeed("profile", tmp_path / "day.tsv", "--like", workbench.profile, "-o", day)
+        options = ("--profile", day)
+    facts = json.loads(succeed("show", workbench.plan, *options, "--format", "json").stdout)
+    assert facts["step_time_s"] != placer.Plan.load(workbench.plan).solver.step_time_s
+    assert facts["bound_s"] is facts["gap"] is None
 
 
 @pytest.mark.slow

@@ -52,13 +52,16 @@ def plan_report(
     end: Termination | None = None,
     binds: Callable[[CostReport], Binding] | None = None,
     even: Sequence[str] = (),
+    problem_sha256: str = "",
 ) -> Report:
     """Report the memory and time of every device, and the placement of every table.
 
     Without `evaluate`, the report has only memory. If a plan has more than `MOST_TABLES` tables,
     list the `top` tables by time, or by size without times; JSON has all tables. `end` is the
     termination of the search that made the plan, and says what binds. Without it, `binds` finds
-    what binds from the plan's cost. `even` names tables for `even_words`.
+    what binds from the plan's cost. `even` names tables for `even_words`. `problem_sha256` is the
+    hash of the problem that `evaluate` is of. If the plan was made for another one, or for another
+    cost model, and its step time is another one there, the facts have no bound and no gap.
     """
     cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
@@ -72,7 +75,7 @@ def plan_report(
         rows = tuple(sorted(tables.rows, key=lambda row: -row[key]))
         tables = replace(tables, rows=rows, shown=top, order=order)
     sections.append(tables)
-    facts = _facts(plan, cost, memory)
+    facts = _facts(plan, cost, memory, problem_sha256)
     if end is not None:
         facts = {**facts, "limit": end.limit, "binding": end.detail}
     elif cost is not None and (found := binds and binds(cost)):
@@ -131,11 +134,34 @@ def _short_names(devices: frozenset[str]) -> str:
     return ", ".join(names)
 
 
-def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) -> Row:
-    solver, gap = plan.solver, None
-    if solver.step_time_s is not None and solver.bound_s:
-        gap = max(0.0, solver.step_time_s / solver.bound_s - 1)
-    gpus = plan.topology.gpus_by_id
+def bound_holds(plan: Plan, problem_sha256: str, cost: CostReport) -> bool:
+    """Return whether a plan's bound is for the problem and the cost model of a cost."""
+    made_for = plan.provenance.problem_sha256, plan.solver.cost_model
+    return (problem_sha256, cost.cost_model) == made_for
+
+
+def _is_recorded(plan: Plan, step_time_s: float) -> bool:
+    """Return whether a step time is that of the plan's solver.
+
+    Other accesses, another cost model and an edited plan have another step time than that.
+    """
+    found_s = plan.solver.step_time_s
+    return found_s is not None and math.isclose(found_s, step_time_s, rel_tol=1e-6)
+
+
+def _gap(step_time_s: float | None, bound_s: float | None) -> float | None:
+    return max(0.0, step_time_s / bound_s - 1) if step_time_s is not None and bound_s else None
+
+
+def _facts(
+    plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse], problem_sha256: str
+) -> Row:
+    solver, gpus = plan.solver, plan.topology.gpus_by_id
+    step_time_s, bound_s = solver.step_time_s, solver.bound_s
+    if cost is not None:
+        step_time_s = cost.step_time_s
+        if not _is_recorded(plan, step_time_s) and not bound_holds(plan, problem_sha256, cost):
+            bound_s = None
 
     def of_cost(name: str) -> Any:
         return getattr(cost, name, None)
@@ -152,8 +178,8 @@ def _facts(plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse]) ->
         "pipeline": plan.pipeline,
         **({} if plan.exchange_dtype == "float32" else {"exchange_dtype": plan.exchange_dtype}),
         "relative_error": of_cost("relative_error"),
-        "bound_s": solver.bound_s,
-        "gap": gap,
+        "bound_s": bound_s,
+        "gap": _gap(step_time_s, bound_s),
         "search_space": solver.search_space,
         **{name: of_cost(name) for name in ("bottleneck", "balance", "hbm_lookup_share")},
         "hbm_used_bytes": sum(use.total_bytes for name, use in memory.items() if name in gpus),
@@ -181,11 +207,11 @@ def _headline(
             f"dense layers take {format_bytes(plan.dense.reserved_bytes)} of each GPU besides"
         )
     proof = f"solver {facts['solver']}: {end.summary if end else facts['status']}"
-    if facts["gap"] is not None:
-        proof += f", within {form.share(facts['gap'])} of the bound"
-        # Other accesses, another cost model and an edited plan have another step time than that.
-        found_s, step_s = plan.solver.step_time_s, facts["step_time_s"]
-        if found_s is not None and not math.isclose(found_s, step_s, rel_tol=1e-6):
+    found_s = plan.solver.step_time_s
+    gap = _gap(found_s, plan.solver.bound_s)
+    if found_s is not None and gap is not None:
+        proof += f", within {form.share(gap)} of the bound"
+        if not _is_recorded(plan, facts["step_time_s"]):
             proof += f" at the step time of {format_seconds(found_s)} that it found"
     lines.append(proof)
     if facts["step_time_s"] is not None:

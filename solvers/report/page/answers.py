@@ -33,7 +33,7 @@ from solvers.registry import solver as solver_called
 from solvers.report.compare import compare_report
 from solvers.report.explain import explain_report
 from solvers.report.page.questions import Questions
-from solvers.report.plan import plan_report
+from solvers.report.plan import bound_holds, plan_report
 from solvers.report.whatif import whatif_report
 from solvers.result import Limits, SolveResult
 
@@ -109,11 +109,11 @@ def ask(
     on_progress(1, None, "what binds")
     found = binding(ordered, plan, model, cost)
     even = assumed_even(plan, profile)
-    shown = plan_report(plan, lambda _: cost, binds=lambda _: found, even=even)
-    made_for = plan.provenance.problem_sha256, plan.solver.cost_model
-    answers = Answers(
-        plan, ordered, cost, shown, found, (problem.sha256, cost.cost_model) == made_for
+    shown = plan_report(
+        plan, lambda _: cost, binds=lambda _: found, even=even, problem_sha256=problem.sha256
     )
+    holds = bound_holds(plan, problem.sha256, cost)
+    answers = Answers(plan, ordered, cost, shown, found, holds)
     added: dict[str, Any] = {}
 
     def shows(words: str) -> Callable[[int, int | None], None]:

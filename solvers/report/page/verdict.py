@@ -87,9 +87,7 @@ def verdict(
     `facts` and the rows of `memory` come from `solvers.report.plan_report`. `bound_holds` says
     whether the plan's bound is for this cost model and problem.
     """
-    gap, bound_s = None, facts["bound_s"]
-    if bound_holds and bound_s:  # The step of an edited plan is not the recorded one.
-        gap = max(0.0, facts["step_time_s"] / bound_s - 1)
+    gap = facts["gap"] if bound_holds else None
     name = _NAMES[binding.resource]
     summary = f"A step takes {format_seconds(facts['step_time_s'])}"
     if gap is None:
