@@ -24,13 +24,14 @@ from placer.profile.cdf import AccessCdf
 from placer.report.picture import MARKERS, SERIES
 from placer.workloads import named_workload
 from solvers import Limits, solve
+from solvers.analysis.explain import ShardMargin
 from solvers.analysis.whatif import front
 from solvers.bounds.binding import Binding, Resource
 from solvers.model.instance import Instance
 from solvers.registry import solver as solver_called
 from solvers.report import plan_report
 from solvers.report.page import Answers, Questions, ask, write_page
-from solvers.report.page.answers import _reasons
+from solvers.report.page.answers import _reasons, _sentence
 from solvers.report.page.figures import PATTERNS, label, memory_charts, time_chart
 from solvers.report.page.render import charts_of, script_json, table_map
 from solvers.report.page.verdict import verdict
@@ -490,3 +491,23 @@ def test_a_split_is_explained_by_the_shard_that_would_gain_most() -> None:
     shards = in_hbm("t", (0, 1000, 2), (0, 16)), in_dram("t", (1, 1000, 2), (0, 16), "gpu:1")
     reasons = _reasons(Instance(problem, Roofline()), plan_for(problem, *shards))
     assert reasons["t"].startswith("A byte of HBM would save its hottest rows any number of times")
+
+
+@pytest.mark.parametrize(
+    ("hot_rows", "last", "after", "words"),
+    [
+        (0, None, -1.0, "A byte of HBM would cost its hottest rows time."),
+        (10, -1.0, None, "A byte of HBM costs its coldest rows time."),
+        (9, 8.0, -1.0, "At its split, a byte of HBM saves the coldest rows there 4 times {what}, "
+         "and would cost the hottest rows in DRAM time."),
+        (9, -1.0, 1.0, "At its split, a byte of HBM costs the coldest rows there time, "
+         "and would save the hottest rows in DRAM 0.5 times {what}."),
+        (9, float("inf"), 1.0, "At its split, a byte of HBM saves the coldest rows there any "
+         "number of times, and would save the hottest rows in DRAM 0.5 times {what}."),
+    ],
+)  # fmt: skip
+def test_a_split_that_costs_time_is_said_to(
+    hot_rows: int, last: float | None, after: float | None, words: str
+) -> None:
+    said = _sentence(ShardMargin("gpu:0", 10, hot_rows, last, after, None), 2.0)
+    assert said == words.format(what="what the last byte of HBM saves this plan's tables")

@@ -18,6 +18,7 @@ from placer.plan.verify import violations
 from placer.workloads import named_workload
 from solvers import solve
 from solvers.analysis import Explanation, explain
+from solvers.analysis.explain import ShardMargin
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, overfull
 from solvers.model.instance import Instance, Placement
@@ -348,3 +349,18 @@ def test_report(problem: Problem, plan: Plan) -> None:
     assert [row["fits"] for row in shown["alternatives"][1:]] == [
         not one.short_bytes for one in found.alternatives
     ]
+
+
+@pytest.mark.parametrize("price", [0.0, 2e-12])
+def test_rows_that_take_time_from_hbm_are_said_to_cost_time(
+    problem: Problem, plan: Plan, price: float
+) -> None:
+    found = explain(problem, plan, plan.tables[0].name, MODEL)
+    margins = (ShardMargin("gpu:0", 100, 10, 3e-12, -5e-11, 0.0),)
+    shown = explain_report(replace(found, margins=margins, pooled_price_s_per_byte=price))
+    section = shown.section("margins")
+    assert section is not None
+    cells = {column.key: column.cell(section.rows[0]) for column in section.columns}
+    assert cells["next_s_per_byte"] == "costs time"
+    assert cells["last_s_per_byte"] == ("1.50x" if price else "more")
+    assert section.rows[0]["next_s_per_byte"] == -5e-11

@@ -54,9 +54,11 @@ def _margins(explanation: Explanation) -> Section:
     pooled = explanation.pooled_price_s_per_byte
 
     def beside(value: float | str) -> str:
-        if isinstance(value, str) or not pooled:
-            return value if isinstance(value, str) else "more" if value else "0"
-        return form.times(value / pooled)
+        if isinstance(value, str):
+            return value
+        if value < 0:  # A cache of a few rows takes more time than they save.
+            return "costs time"
+        return form.times(value / pooled) if pooled else "more" if value else "0"
 
     def of(name: str) -> Callable[[ShardMargin], Any]:
         # Rows that take no HBM are free. JSON has no infinity.

@@ -192,17 +192,20 @@ def _sentence(margin: ShardMargin, price: float) -> str:
     """Return a sentence that compares savings per byte, which do not hold for many bytes."""
     if not price:
         return "Another byte of HBM is worth nothing to this plan's tables."
-    # Rows that take no HBM have an infinite saving per byte.
-    last, after = (
-        "any number of times" if one == math.inf else f"{form.number((one or 0.0) / price)} times"
-        for one in (margin.last_s_per_byte, margin.next_s_per_byte)
-    )
-    beside = "what the last byte of HBM saves this plan's tables"
+    beside = " what the last byte of HBM saves this plan's tables"
+
+    def effect(verb: str, rows: str, saved: float | None, beside: str = beside) -> str:
+        if saved is not None and saved < 0:
+            return f"{verb.replace('save', 'cost')} {rows} time"
+        # Rows that take no HBM have an infinite saving per byte.
+        number = "any number of" if saved == math.inf else form.number((saved or 0.0) / price)
+        return f"{verb} {rows} {number} times{beside}"
+
+    last, after = margin.last_s_per_byte, margin.next_s_per_byte
     if margin.hot_rows == 0:
-        return f"A byte of HBM would save its hottest rows {after} {beside}."
+        return f"A byte of HBM {effect('would save', 'its hottest rows', after)}."
     if margin.hot_rows == margin.rows:
-        return f"A byte of HBM saves its coldest rows {last} {beside}."
-    return (
-        f"At its split, a byte of HBM saves the coldest rows there {last}, and would save the "
-        f"hottest rows in DRAM {after} {beside}."
-    )
+        return f"A byte of HBM {effect('saves', 'its coldest rows', last)}."
+    later = effect("would save", "the hottest rows in DRAM", after)
+    now = effect("saves", "the coldest rows there", last, "" if later.endswith(beside) else beside)
+    return f"At its split, a byte of HBM {now}, and {later}."
