@@ -29,6 +29,7 @@ from placer.click_options import Commands, add_command, refuse_others, refuse_wi
 from placer.click_types import Choice, InputPath, LocalPath, Name, Number, OutputPath
 from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of, number_of
+from placer.errors import ProblemError
 from placer.knobs import argument, option, options_of
 from placer.units import counted, format_bytes, parse_bytes, parse_sizes
 from solvers import options as shared
@@ -380,17 +381,28 @@ def compare(
     placer compare --profile profile --hbm 2GiB --solvers greedy-size,ilp --plot compare.png
     placer compare --workload mlperf-dcnv2 --topology 8xa100-40,8xh100 --price 8xh100=98
     """
+    from solvers.analysis.compare import refused_rows
+
     loaded = options.profile()
     machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
     prices = shared.prices_of(price_text, machines)
     rows: list[solvers.CompareRow] = []
+    refused: list[ProblemError] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
-            with report.progress_bar("solvers") as update:
+            try:
                 problem = options.problem_on(loaded, name, budget)
+            except ProblemError as error:  # Rules may name a GPU that only other machines have.
+                machine = placer.Topology.parse(name, hbm=budget, dram=options.dram)
+                rows += refused_rows(machine, names, models, error)
+                refused.append(error)
+                continue
+            with report.progress_bar("solvers") as update:
                 how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
                 rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
+    if len(refused) == len(machines) * len(budgets):
+        raise refused[0]
     report.draw(solver_reports.plot_compare, rows, plot)
     title = f"{counted(len(loaded), 'table')} on {', '.join(machines)}"
     report.print_report(solver_reports.compare_report(rows, title), output)

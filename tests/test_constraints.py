@@ -531,6 +531,26 @@ def test_a_plan_records_what_a_reserve_left(tmp_path: Path) -> None:
     assert [host.memory_bytes for host in plan.topology.hosts] == [63 * GIB]
 
 
+@pytest.mark.parametrize("command", ["compare", "fleet"])
+def test_machines_without_a_pinned_gpu_have_rows_that_say_so(tmp_path: Path, command: str) -> None:
+    rules = write(tmp_path, "tables: {t1: {devices: ['gpu:1']}}")
+    solver = "--solver" if command == "fleet" else "--solvers"
+    asked = (command, "--workload", "random-3@1", "--batch-size", "16", solver, "greedy-size",
+             "--constraints", rules, "--format", "json", "--topology")  # fmt: skip
+    shown = json.loads(succeed(*asked, "1xt4,2xt4").stdout)
+    lacking, there = shown["comparison" if command == "compare" else "fleet"]
+    assert (lacking["status"], lacking["step_time_s"]) == ("infeasible", None)
+    assert "'t1' is pinned to 'gpu:1', which the topology '1xt4' lacks" in lacking["detail"]
+    assert there["step_time_s"] > 0
+
+
+def test_compare_ends_with_an_error_if_no_machine_has_a_pinned_gpu(tmp_path: Path) -> None:
+    rules = write(tmp_path, "tables: {t1: {devices: ['gpu:5']}}")
+    line = fail("compare", "--workload", "random-3@1", "--topology", "1xt4,2xt4",
+                "--constraints", rules)  # fmt: skip
+    assert "'t1' is pinned to 'gpu:5', which the topology '1xt4' lacks" in line
+
+
 @pytest.mark.parametrize("command", ["plan", "compare", "whatif", "verify"])
 def test_commands_that_take_constraints(command: str) -> None:
     options = {name for option in main.commands[command].params for name in option.opts}

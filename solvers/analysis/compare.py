@@ -1,5 +1,6 @@
 """Compare solvers on one problem (`compare`), and machines for one workload (`fleet`)."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -126,6 +127,19 @@ def compare(
             of = problem, name, model_name, replace(result, bound_s=bound_s), cost
             rows.append(compare_row(*of, None if price_per_hour is None else Price(price_per_hour)))
     return rows
+
+
+def refused_rows(
+    machine: Topology, solvers: Sequence[str], cost_models: Sequence[str], error: ProblemError
+) -> list[CompareRow]:
+    """Return the rows of a machine for which there is no problem, in the order of `compare`.
+
+    For example, constraints pin a table to a GPU that the machine lacks.
+    """
+    hbm_bytes = max(gpu.memory_bytes for gpu in machine.gpus)
+    why: Any = {"topology": machine.name, "detail": str(error)}
+    rows = itertools.product(cost_models, solvers)
+    return [CompareRow(hbm_bytes, solver, model, "infeasible", **why) for model, solver in rows]
 
 
 def compare_row(
