@@ -18,7 +18,7 @@ _UNITS = {
     "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
 }  # fmt: skip
 _MOST_BYTES = 1 << 63
-_LEAST_WITHOUT_UNIT = 1 << 20
+LEAST_WITHOUT_UNIT = 1 << 20
 """A smaller number without a unit is refused: it is surely not meant in bytes."""
 _LEAST_PERCENT = 0.001
 _PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([a-zA-Z]*)\s*")
@@ -43,7 +43,7 @@ def parse_bytes(text: str | int | float) -> int:
     size = float(match[1]) * unit
     if size >= _MOST_BYTES:
         raise PlacerError(f"a size must be less than 8 EiB, not {text[:40]}")
-    if not match[2] and 0 < size < _LEAST_WITHOUT_UNIT:
+    if not match[2] and 0 < size < LEAST_WITHOUT_UNIT:
         number = match[1]
         raise PlacerError(
             f"{number} has no unit: write {number}GiB, or {number}B if bytes are meant"

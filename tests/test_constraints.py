@@ -133,6 +133,10 @@ def test_an_empty_file_asks_nothing(tmp_path: Path, text: str) -> None:
         ("together: [[C1, 2]]", "together[0][1]: 2 is no name"),
         ("reserve: {gpu: 2Gi}", "write it like 8GiB"),
         ("reserve: {gpu: -1}", "reserve.gpu: -1"),
+        (
+            "reserve: {gpu: 2}",
+            "reserve.gpu: 2: 2 has no unit: write 2GiB, or 2B if bytes are meant",
+        ),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str, words: str) -> None:

@@ -59,8 +59,8 @@ LONG = "9" * 400
         ("m.yaml", MACHINE.replace("0-1", "0-65535").replace('b: "host:0"', 'b: "h:[0-65535]"'),
          r"it has 4294967296 links, and at most 65536"),
         ("m.yaml", MACHINE.replace("0-1", "0-" + LONG), r"not an id"),
-        ("m.yaml", MACHINE.replace("links:", '- {id: "gpu:0", host: "host:0", memory: 1, '
-         'hbm_bandwidth: 1}\nlinks:'), r"names devices more than once: \['gpu:0'\]"),
+        ("m.yaml", MACHINE.replace("links:", '- {id: "gpu:0", host: "host:0", memory: 1GiB, '
+         'hbm_bandwidth: 1GB/s}\nlinks:'), r"names devices more than once: \['gpu:0'\]"),
     ],
 )  # fmt: skip
 def test_files_that_people_write(

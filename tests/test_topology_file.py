@@ -129,6 +129,13 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (("12GB/s", "12Gb/s"), "links[0].bandwidth: '12Gb/s': not a bandwidth"),
         (("4GiB", "yes"), "gpus[0].memory: True: not a size; write it like 8GiB"),
         (("12GB/s", "yes"), "links[0].bandwidth: True: not a bandwidth"),
+        (("4GiB", "80"), "gpus[0].memory: 80: 80 has no unit: write 80GiB, or 80B if bytes"),
+        (("64GiB", "512.5"), "hosts[0].memory: 512.5: 512.5 has no unit: write 512.5GiB"),
+        (
+            ("500GB/s", "900"),
+            "gpus[0].hbm_bandwidth: 900: it has no unit: write 900GB/s, or 900B/s",
+        ),
+        (("20GB/s", "'0.5'"), "hosts[0].dram_bandwidth: '0.5': it has no unit: write 0.5GB/s"),
         (("12GB/s", "-1.5"), "links[0].bandwidth: -1.5"),
         (("12GB/s", ".nan"), "links[0].bandwidth: nan"),
         (("kind: pcie", "kind: string"), "links[0].kind: 'string'"),

@@ -13,7 +13,7 @@ from placer.config_file import StrictModel, read_file
 from placer.constraints.rules import Kind, TableRule
 from placer.errors import ProblemError
 from placer.plan.fields import Memory
-from placer.topology.file import Size
+from placer.topology.file import Size, format_size
 
 if TYPE_CHECKING:
     from placer.constraints.constraints import Constraints
@@ -72,7 +72,7 @@ def dumps(constraints: "Constraints") -> str:
     document = {
         "tables": tables,
         "together": [list(group) for group in constraints.together],
-        "reserve": dict(constraints.reserve),
+        "reserve": {device: format_size(size) for device, size in constraints.reserve},
     }
     filled = {field: value for field, value in document.items() if value}
     return yaml.safe_dump(

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from placer.config_file import StrictModel, read_file
 from placer.errors import PlacerError, TopologyError
 from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
-from placer.units import parse_bytes
+from placer.units import LEAST_WITHOUT_UNIT, parse_bytes
 
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
 _RATE_UNITS = {
@@ -39,35 +39,53 @@ def parse_rate(text: str | int | float) -> float:
     return float(match[1]) * _RATE_UNITS[match[2]]
 
 
+def _is_small(value: object) -> bool:
+    """Return whether a number is surely not meant in bytes."""
+    return isinstance(value, int | float) and 0 < value < LEAST_WITHOUT_UNIT
+
+
+def _bandwidth(value: Any) -> float:
+    match, rate = _RATE.fullmatch(str(value)), parse_rate(value)
+    if match and not match[2] and _is_small(rate):
+        number = match[1]
+        raise ValueError(f"it has no unit: write {number}GB/s, or {number}B/s if bytes are meant")
+    return rate
+
+
 def _size(value: object) -> object:
     if isinstance(value, bool):  # Else a yes of YAML would be one byte.
         raise ValueError("not a size; write it like 8GiB, 24GB or 512MiB")
-    if isinstance(value, str):
+    if isinstance(value, str) or _is_small(value):
         try:
-            return parse_bytes(value)
+            return parse_bytes(str(value))
         except PlacerError as error:
             raise ValueError(str(error)) from None
     return value
 
 
-def _format_size(size_bytes: int) -> str | int:
+def format_size(size_bytes: int) -> str | int:
+    """Return a size as files have it.
+
+    >>> format_size(2**30), format_size(1000), format_size(2**30 + 1)
+    ('1GiB', '1000B', 1073741825)
+    """
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20)):
         if size_bytes and size_bytes % scale == 0:
             return f"{size_bytes // scale}{unit}"
-    return size_bytes
+    return f"{size_bytes}B" if _is_small(size_bytes) else size_bytes
 
 
 def _format_rate(bytes_per_s: float) -> str | float:
     text = f"{bytes_per_s / 1e9:.12g}GB/s"
-    return text if "e" not in text and parse_rate(text) == bytes_per_s else bytes_per_s
+    if "e" not in text and parse_rate(text) == bytes_per_s:
+        return text
+    return f"{bytes_per_s!r}B/s" if _is_small(bytes_per_s) else bytes_per_s
 
 
-Size = Annotated[
-    int, BeforeValidator(_size), Field(ge=0, lt=1 << 63), PlainSerializer(_format_size)
-]
-_Rate = BeforeValidator(parse_rate)
-PerSecond = Annotated[float, _Rate, Field(gt=0, allow_inf_nan=False)]
-Bandwidth = Annotated[PerSecond, PlainSerializer(_format_rate)]
+Size = Annotated[int, BeforeValidator(_size), Field(ge=0, lt=1 << 63), PlainSerializer(format_size)]
+_Positive = Field(gt=0, allow_inf_nan=False)
+PerSecond = Annotated[float, BeforeValidator(parse_rate), _Positive]
+Bandwidth = Annotated[float, BeforeValidator(_bandwidth), _Positive, PlainSerializer(_format_rate)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 

@@ -95,7 +95,7 @@ def machine(
     lines: dict[str, Any] = {"name": f"{hosts}x{gpus}", "hosts": [], "gpus": [], "links": []}
     for host in range(hosts):
         at = f"host:{host}"
-        lines["hosts"].append({"id": at, "memory": dram, "dram_bandwidth": 1e11})
+        lines["hosts"].append({"id": at, "memory": f"{dram}B", "dram_bandwidth": 1e11})
         if hosts > 1:
             lines["links"].append({"a": at, "b": "network", "kind": "network",
                                    "bandwidth": network, "latency_s": 5e-6})  # fmt: skip
@@ -105,7 +105,7 @@ def machine(
                 {
                     "id": f"gpu:{gpu}",
                     "host": at,
-                    "memory": hbm // 3 if worse else hbm,
+                    "memory": f"{hbm // 3 if worse else hbm}B",
                     "hbm_bandwidth": 5e11 if worse else 1e12,
                     "launch_s": launch_s,
                 }
@@ -222,7 +222,7 @@ SOLVER_CASES: dict[str, SolverCase] = {
                     "f*": {"forbid": ["row-wise", "column-wise", "replicated"]},
                 },
                 together=[["f1", "f2"], ["c", "e"]],
-                reserve={"gpu": 32 * KIB, "gpu:0": 64 * KIB, "host": MIB},
+                reserve={"gpu": "32KiB", "gpu:0": "64KiB", "host": MIB},
             ),
         ),
         seed=3,
