@@ -219,7 +219,8 @@ class MeasureOptions:
 
 def train_config(settings: dict[str, Any], batch_size: int) -> TrainConfig:
     """Return the configuration of `TRAINING`'s options, with a default for the batch size."""
-    chosen = {"batch_size": settings["batch_size"] or batch_size}
+    drive = settings.get("drive")
+    chosen = {"batch_size": settings["batch_size"] or batch_size, "drive": drive and str(drive)}
     compiler = "inductor" if settings.get("compile") else None
     with usage_errors():
         return TrainConfig(**{**settings, **chosen, "compile": compiler})
@@ -234,6 +235,7 @@ TRAINING = options_of(
     backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
     compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
 )
+TRAINING["drive"] = Path, replace(TRAINING["drive"][1], kind=OutputPath("folder", is_local=True))
 PILOT = options_of(
     TrainConfig,
     "Training",
