@@ -811,6 +811,21 @@ def test_stand_ins_cost_the_least_extra_time_once() -> None:
         assert cut[number].longest_s == free.longest_s[stand_in] < known[number].longest_s
 
 
+def test_an_option_costs_what_rows_in_its_tables_tier_take() -> None:
+    """Not what they would take in HBM, where there is room."""
+    problem = problem_of(zipf_table("t", 100_000, 64, lookups=8.0), topology=machine(1))
+    seconds = {}
+    for tier in ("hbm", "dram"):
+        ruled = replace(problem, constraints=Constraints.of({"t": TableRule(tier=tier)}))
+        instance = Instance(ruled, Roofline())
+        pricer = OptionPricer(instance, np.zeros(1), np.zeros(1), np.ones(1), np.inf)
+        found, whole = pricer.every(0), instance.whole(0)
+        seconds[tier] = found.longest_s[found.options.index(whole.option)]
+        (row_count,) = instance.curve(whole, 0).hot_rows
+        assert row_count == (100_000 if tier == "hbm" else 0)
+    assert seconds["hbm"] < seconds["dram"]
+
+
 def test_an_empty_gpu_is_filled_with_nothing() -> None:
     knapsack = solve_knapsack([], 10.0, lambda number: pytest.fail(f"there is no piece {number}"))
     assert knapsack is not None

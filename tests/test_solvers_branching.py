@@ -98,6 +98,29 @@ def test_ways_to_serve_a_table_are_no_better_than_prices_say() -> None:
     assert told_apart
 
 
+def test_a_node_is_divided_by_options_until_each_table_has_one() -> None:
+    first, price = begun("random-3@4", Topology.parse("2xh100", hbm="1GiB"))
+    search = searched(first, price)
+    assert search.roots
+    f, root = search.formulation, replace(search.roots[0], depth=-3)
+    branches = replace(
+        search._branches(np.inf), examined=lambda parts: (Examined(part, None) for part in parts)
+    )
+
+    for numbers in ((1, 1, 1), (2, 1, 1), (1, 1, 3), (1, 2, 2)):
+        every = [root.options[f.table_of[root.options] == table] for table in range(3)]
+        kept = np.concatenate([of[:number] for of, number in zip(every, numbers, strict=True)])
+        node = root.within(np.isin(root.options, kept))
+        parts = branches.of(node)
+        several = [table for table in branches.order if numbers[table] > 1]
+        if not several:
+            assert parts is None
+            continue
+        own = set(every[several[0]].tolist()) & set(kept.tolist())
+        expected = [{*kept.tolist()} - own | {one} for one in sorted(own)]
+        assert [set(part.options.tolist()) for part in parts or ()] == expected
+
+
 def test_layouts_are_divided_down_to_single_ones_and_none_is_lost() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     search = searched(first, price)
@@ -261,6 +284,17 @@ def test_branch_and_bound_knows_kinds_of_gpus_apart() -> None:
     assert len(instance.kinds) == 2
     pooled_s = lagrangian_bound(instance).step_time_s + instance.fixed_s
     assert pooled_s * 1.02 < searched(first, price).bound_s <= first.step_time_s
+
+
+def test_points_that_differ_more_become_one_where_there_are_more_of_them() -> None:
+    problem = problem_of(zipf_table("a", 40, 8), topology=plan_cases.machine(2), batch_size=4)
+    instance = Instance(problem, Roofline())
+    count = formulation.points_of(instance)
+    nearly = [
+        formulation.Formulation(instance, 1.0, 0.0, most).nearly
+        for most in (10 * count, 10 * count - 1, count, count - 1)
+    ]
+    assert nearly[0] == 0 < nearly[1] == nearly[2] < nearly[3]
 
 
 @pytest.mark.parametrize("most_points", mostly_slow([0, 10_000], 10_000))

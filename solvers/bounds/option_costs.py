@@ -146,11 +146,10 @@ class OptionPricer:
     def _best(self, shard: TableShard) -> tuple[float, Float]:
         """Return the least time, and time + price × bytes at each price, on the best GPU kind."""
         instance, least_of_kinds = self.instance, []
-        any_share = shard.option.home.drive_share == ANY_SHARE
+        is_open = shard.option.home.drive_share == ANY_SHARE
         for gpu, most in zip(instance.kinds, self.most_of_kind, strict=True):
-            is_gpu = instance.is_gpu(gpu)
-            curve = (instance.free_curve if any_share and is_gpu else instance.curve)(shard, gpu)
-            least_of_kinds.append(self._least(curve, most, is_gpu))
+            curve = (instance.free_curve if is_open else instance.curve)(shard, gpu)
+            least_of_kinds.append(self._least(curve, most, instance.is_gpu(gpu)))
         return min(time_s for time_s, _ in least_of_kinds), np.min(
             [p for _, p in least_of_kinds], axis=0
         )
