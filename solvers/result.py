@@ -62,8 +62,9 @@ class Limits:
     threads : int
         Number of search threads; 0 means one for each core that this process may use.
     max_steps : int or None
-        Largest number of steps of local search. If it is given and the time limit is not reached,
-        equal problems have equal plans on all machines.
+        Largest number of steps of local search; few steps also shorten the proof that nothing fits.
+        If it is given and the time limit is not reached, equal problems have equal plans on all
+        machines.
     stop : callable or None
         Called regularly; if it returns true, the search ends at once with its best plan. Ctrl-C and
         other threads end a search in this way.

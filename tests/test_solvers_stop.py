@@ -3,14 +3,16 @@
 import signal
 import threading
 import time
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
 from fast_and_full import mostly_slow
+from problem_cases import problem_of, zipf_table
 
 from cost_models import Roofline
-from placer import Problem, Topology
+from placer import Constraints, Problem, TableRule, Topology
 from placer.errors import PlacerError
 from placer.interrupt import deferred_interrupt
 from placer.plan.verify import violations
@@ -20,6 +22,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.options import Effort
 from solvers.result import SearchState
+from solvers.search import fit_program
 from solvers.search.fit_program import FitProgram, run_cp_sat
 from solvers.strategies import _stages
 from solvers.strategies._search import Search
@@ -120,6 +123,22 @@ def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
     thread.join()
     assert len(answers) == 1
     assert answers[0].assignment is not None
+
+
+def test_steps_limit_the_proof_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three tables that nothing may divide, two hosts hold one each."""
+    tables = [zipf_table(name, 100_000) for name in "abc"]
+    machine = Topology.parse("2x1xh100", hbm="1MiB", dram=tables[0].table.total_bytes * 17 // 10)
+    whole = TableRule(forbid=frozenset({"row-wise", "column-wise", "replicated"}))
+    problem = replace(
+        problem_of(*tables, topology=machine), constraints=Constraints.of({"*": whole})
+    )
+    proven = solve(problem, "greedy-cost", max_steps=6).termination
+    assert (proven.reason, proven.limit) == ("infeasible", None)
+    assert proven.shortages
+    monkeypatch.setattr(fit_program, "_LEAST_S", 0.0)
+    ended = solve(problem, "greedy-cost", max_steps=0).termination
+    assert (ended.reason, ended.limit) == ("no_plan", "steps")
 
 
 @pytest.mark.parametrize(("is_small", "share"), [(True, 0.5), (False, 0.125)])

@@ -67,6 +67,7 @@ class FitAnswer:
     # Bytes that ``"hbm"`` of a GPU, or ``"dram"`` or ``"ssd"`` of a host, lacks in the best
     # placement.
     short_bytes: dict[tuple[Memory, int], int] | None = None
+    lacks_steps: bool = False  # True if nothing was found in the work that the steps allow.
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +88,39 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
     """Find any assignment that fits; or prove that none does, and say what is short."""
     every = [instance.options_of(table) for table in range(instance.tables)]
     few = [[option for option in of if _is_even(option)] or of for of in every]
-    deadline = time.monotonic() + time_limit_s
+    deadline, steps = time.monotonic() + time_limit_s, limits.max_steps
+    work_s = min(_REPEATED_S, _LEAST_S + (steps or 0) * _STEP_S)  # All programs share it.
 
-    def run(most_points: int, left_s: float, *, may_lack: bool = False) -> FitAnswer:
+    def left_s() -> float:
+        return deadline - time.monotonic() if steps is None else work_s
+
+    def run(most_points: int, most_s: float, *, may_lack: bool = False) -> FitAnswer:
+        nonlocal work_s
+        left = replace(limits, time_limit_s=max(0.0, deadline - time.monotonic()))
         for options in (every, few):
             if _places(instance, options, most_points) <= _MOST_PLACES:
                 program = FitProgram(instance, options, most_points, may_lack=may_lack)
-                return program.run(limits, left_s)
+                answer = program.run(left, most_s)
+                work_s -= program.work_s
+                return answer
         return FitAnswer()
 
     for most_points in _POINTS:
-        began = time.monotonic()
-        answer = run(most_points, (deadline - began) / 2)
+        before_s = left_s()
+        answer = run(most_points, before_s / 2 if steps is None else before_s)
         if answer.is_impossible:
-            ended = time.monotonic()
-            left_s = min(max(_SHORTAGES_S, ended - began), deadline - ended)
+            spare_s = left_s() if steps is None else max(_LEAST_S, left_s())
+            most_s = min(max(_SHORTAGES_S, before_s - left_s()), spare_s)
             # Lines are below what is short: with more points, less so.
-            lacking = run(_POINTS[-1], left_s, may_lack=True)
+            lacking = run(_POINTS[-1], most_s, may_lack=True)
             if not lacking.short_bytes:
-                lacking = run(most_points, left_s, may_lack=True)
+                lacking = run(most_points, most_s, may_lack=True)
             return replace(answer, short_bytes=lacking.short_bytes)
-        is_stopped = limits.stop is not None and limits.stop()
-        if answer.assignment is not None or time.monotonic() > deadline or is_stopped:
+        is_over = time.monotonic() > deadline or (limits.stop is not None and limits.stop())
+        if answer.assignment is not None or is_over:
             return answer
+        if steps is not None and work_s <= 0:
+            return FitAnswer(lacks_steps=True)
     return FitAnswer()
 
 
@@ -286,11 +297,12 @@ class FitProgram:
                 used = used - short
             self.model.add(used <= math.floor(bytes_))
 
-    def run(self, limits: Limits, time_limit_s: float) -> FitAnswer:
+    def run(self, limits: Limits, most_s: float) -> FitAnswer:
         """Solve the program; read back the assignment or what is short."""
         from ortools.sat.python import cp_model
 
-        solver, status = run_cp_sat(self.model, limits, time_limit_s)
+        solver, status = run_cp_sat(self.model, limits, most_s)
+        self.work_s = solver.response_proto.deterministic_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return FitAnswer(None, status == cp_model.INFEASIBLE and self.is_complete)
         lacking = {of: solver.value(short) for of, short in self.short.items()}
@@ -330,20 +342,21 @@ _POLL_S = 0.05
 _GAP = 0.05
 """Relative gap of the objective, the bytes that devices lack."""
 
-_REPEATED_S = 10.0
-"""Limit of CP-SAT's deterministic time, roughly seconds, if steps are limited instead of time."""
+_REPEATED_S, _LEAST_S, _STEP_S = 10.0, 1.0, 0.1
+"""If steps are limited instead of time: the most and the least of CP-SAT's deterministic time,
+roughly seconds, and what a step adds to the least. Most programs take a hundredth of a second."""
 
 
-def run_cp_sat(model: Any, limits: Limits, time_limit_s: float) -> tuple[Any, Any]:
+def run_cp_sat(model: Any, limits: Limits, most_s: float) -> tuple[Any, Any]:
     """Solve a model; return CP-SAT's solver, which has the values, and its status."""
     from ortools.sat.python import cp_model
 
     solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = max(0.1, time_limit_s)
+    solver.parameters.max_time_in_seconds = max(0.1, most_s)
     solver.parameters.num_workers = limits.thread_count
-    if limits.max_steps is not None:  # The same answer on any machine.
-        solver.parameters.max_time_in_seconds = limits.time_limit_s
-        solver.parameters.max_deterministic_time = _REPEATED_S
+    if limits.max_steps is not None:  # The same answer on any machine, by deterministic time.
+        solver.parameters.max_time_in_seconds = max(0.1, limits.time_limit_s)
+        solver.parameters.max_deterministic_time = max(0.0, most_s)
     solver.parameters.random_seed = limits.seed
     solver.parameters.relative_gap_limit = _GAP
     # Deterministic for a seed unless the time limit is reached.

@@ -160,8 +160,12 @@ class Search:
                 if assignment is not None and fitted_plan(assignment) is not None:
                     return assignment
         # On small problems CP-SAT also finds which memory is short, and by how much.
-        left_s = self.clock.left_s if proof is None else min(self.clock.left_s, _SHORTAGES_S)
+        left_s = self.clock.left_s
+        if proof is not None and not self.clock.repeats:
+            left_s = min(left_s, _SHORTAGES_S)
         answer = fit(instance, self.clock.limits, left_s)
+        if answer.lacks_steps:
+            self.clock.step(self.clock.steps_left or 0)
         if answer.is_impossible and (proof is None or answer.short_bytes):
             proof = nothing_fits(instance, answer.short_bytes or {})
         self.failure = proof
