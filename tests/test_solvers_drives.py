@@ -26,12 +26,15 @@ from placer.plan.verify import verify, violations
 from placer.profile.table_profile import RowCounts
 from placer.tables import ColdDType, Table
 from placer.topology.devices import Drive
+from placer.units import format_bytes
 from placer.workloads import named_workload
-from solvers import solve
+from solvers import compare, solve
 from solvers.bounds.binding import binding
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
+from solvers.report.compare import compare_report
+from solvers.report.plan import plan_report
 
 SERVED = [0, 2, 13, 18]
 """Seeds of problems with a server."""
@@ -173,6 +176,24 @@ def test_drives_bind_where_they_hold_rows_that_are_read() -> None:
     assert plan is not None
     assert any(shard.memory == "ssd" for shard in plan.shards)
     assert binding(problem.in_plan_order(plan), plan, Roofline()).resource == "drives"
+
+
+def test_bytes_on_drives_are_not_said_to_be_in_dram() -> None:
+    topology = Topology.parse("1xt4", hbm="256MiB", dram="1MiB", ssd="1GiB")
+    problem = Problem(named_workload("random-3@1"), topology, 512)
+    plan = solve(problem, "greedy-cost").plan
+    assert plan is not None
+    used = device_memory(plan)
+    on_drive = used["host:0 ssd"].total_bytes
+    shown = plan_report(plan)
+    assert shown.facts["dram_used_bytes"] == used["host:0"].total_bytes <= 1 << 20
+    assert shown.facts["ssd_used_bytes"] == on_drive > 1 << 20
+    assert f" and {format_bytes(on_drive)} on SSD" in shown.headline[0]
+    (row,) = compare(problem, ["greedy-cost"])
+    assert (row.dram_used_bytes, row.ssd_used_bytes) == (used["host:0"].total_bytes, on_drive)
+    assert row.memory_left == (used["gpu:0"].free_bytes + used["host:0"].free_bytes) / (257 << 20)
+    (compared,) = compare_report([row]).sections
+    assert compared.rows[0]["ssd_used_bytes"] == on_drive
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class CompareRow:
     hosts: int = 0
     memory_left: float | None = None
     hbm_left_bytes: int | None = None
+    ssd_used_bytes: int | None = None
     price_source: str = ""
     assumed: tuple[str, ...] = ()
 
@@ -164,14 +165,16 @@ def compare_row(
     }
     if cost is not None:
         of_gpus = [cost.memory[gpu.id] for gpu in topology.gpus]
-        hbm_bytes = sum(use.total_bytes for use in of_gpus)
-        total, free, capacity = (
-            sum(getattr(use, name) for use in cost.memory.values())
-            for name in ("total_bytes", "free_bytes", "capacity_bytes")
+        of_hosts = [cost.memory[host.id] for host in topology.hosts]
+        hbm_bytes, dram_bytes = (sum(u.total_bytes for u in one) for one in (of_gpus, of_hosts))
+        free, capacity = (
+            sum(getattr(use, name) for use in (*of_gpus, *of_hosts))
+            for name in ("free_bytes", "capacity_bytes")
         )
+        all_bytes = sum(use.total_bytes for use in cost.memory.values())
         known = {
             "hbm_used_bytes": hbm_bytes,
-            "dram_used_bytes": total - hbm_bytes,
+            "dram_used_bytes": dram_bytes,
             "balance": cost.balance,
             "hbm_lookup_share": cost.hbm_lookup_share,
             "detail": f"waits for {cost.bottleneck}",
@@ -179,6 +182,7 @@ def compare_row(
             "dense_s": cost.dense_s,
             "memory_left": free / max(1, capacity),
             "hbm_left_bytes": min(use.free_bytes for use in of_gpus),
+            "ssd_used_bytes": all_bytes - hbm_bytes - dram_bytes,
         }
     if dollars is not None and samples_per_s is not None:
         known["cost_per_billion_samples"] = dollars / 3600 * SAMPLES / samples_per_s

@@ -34,10 +34,12 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
         if row.step_time_s is not None:
             key = (row.topology, row.hbm_budget_bytes, row.cost_model)
             best[key] = min(row.step_time_s, best.get(key, row.step_time_s))
+    on_drives = any(row.ssd_used_bytes for row in rows)
     values = []
     for row in rows:
         lead = best.get((row.topology, row.hbm_budget_bytes, row.cost_model))
-        values.append({**_compared(row), "ratio_to_best": form.ratio(row.step_time_s, lead)})
+        known = {**_compared(row), **(attributes(row, "ssd_used_bytes") if on_drives else {})}
+        values.append({**known, "ratio_to_best": form.ratio(row.step_time_s, lead)})
     models = {row.cost_model for row in rows}
     without_plan = any(row.step_time_s is None for row in rows)
     several = len({row.topology for row in rows}) > 1
@@ -53,6 +55,7 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
         *columns(gap="gap", solve_s="solve"),
         Column("hbm_used_bytes", "HBM", spare=True),
         Column("dram_used_bytes", "DRAM", spare=True),
+        *([Column("ssd_used_bytes", "SSD", spare=True)] if on_drives else []),
         Column("balance", "balance", form.fraction, spare=True),
         Column("hbm_lookup_share", "from HBM"),
         *([Column("detail", "detail", wraps=True)] if without_plan else ()),

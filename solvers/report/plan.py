@@ -156,7 +156,11 @@ def _gap(step_time_s: float | None, bound_s: float | None) -> float | None:
 def _facts(
     plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse], problem_sha256: str
 ) -> Row:
-    solver, gpus = plan.solver, plan.topology.gpus_by_id
+    gpus, hosts = plan.topology.gpus_by_id, plan.topology.hosts_by_id
+    on_drives = [
+        use.total_bytes for name, use in memory.items() if name not in gpus and name not in hosts
+    ]
+    solver = plan.solver
     step_time_s, bound_s = solver.step_time_s, solver.bound_s
     if cost is not None:
         step_time_s = cost.step_time_s
@@ -183,7 +187,8 @@ def _facts(
         "search_space": solver.search_space,
         **{name: of_cost(name) for name in ("bottleneck", "balance", "hbm_lookup_share")},
         "hbm_used_bytes": sum(use.total_bytes for name, use in memory.items() if name in gpus),
-        "dram_used_bytes": sum(use.total_bytes for name, use in memory.items() if name not in gpus),
+        "dram_used_bytes": sum(use.total_bytes for name, use in memory.items() if name in hosts),
+        **({"ssd_used_bytes": sum(on_drives)} if on_drives else {}),
         "profile": plan.provenance.profile,
         "problem_sha256": plan.provenance.problem_sha256,
     }
@@ -195,9 +200,11 @@ def _headline(
     lines = []
     if plan.topology.emulated:
         lines.append("The GPU is emulated: a part of host memory plays its memory.")
+    on_drives = facts.get("ssd_used_bytes")
     lines.append(
-        f"{format_bytes(facts['hbm_used_bytes'])} in HBM and "
-        f"{format_bytes(facts['dram_used_bytes'])} in DRAM, with buffers; "
+        f"{format_bytes(facts['hbm_used_bytes'])} in HBM{',' if on_drives else ' and'} "
+        f"{format_bytes(facts['dram_used_bytes'])} in DRAM"
+        f"{f' and {format_bytes(on_drives)} on SSD' if on_drives else ''}, with buffers; "
         f"{counted(plan.batch_size, 'sample')} per GPU and step"
         + f"; pooled rows travel as {plan.exchange_dtype}"
         * (plan.exchange_dtype != "float32")

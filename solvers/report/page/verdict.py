@@ -127,6 +127,7 @@ def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:
     model = "" if error is None else f"± {form.share(error)}, {plain(str(facts['cost_model']))}"
     bound = "no bound" if gap is None or not bound_s else f"bound {format_seconds(bound_s)}"
     known = {**facts, "gap": gap}
+    drives = ("ssd_used_bytes", "On SSD", format_bytes, "")
     return tuple(
         Tile(key, title, known[key], "–" if known[key] is None else show(known[key]), note)
         for key, title, show, note in (
@@ -136,5 +137,6 @@ def _tiles(facts: Row, gap: float | None) -> tuple[Tile, ...]:
             ("balance", "Balance", form.fraction, "1 when no GPU waits"),
             ("hbm_used_bytes", "In HBM", format_bytes, "with buffers"),
             ("dram_used_bytes", "In DRAM", format_bytes, "with buffers"),
+            *([drives] if facts.get("ssd_used_bytes") else []),
         )
     )
