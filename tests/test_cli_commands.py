@@ -6,10 +6,11 @@ import itertools
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 from calibration_cases import calibration
-from cli_cases import COMMANDS, Workbench, invoke, succeed
+from cli_cases import COMMANDS, Workbench, fail, invoke, succeed
 
 import placer
 from placer.plan.fields import Provenance
@@ -180,6 +181,29 @@ def test_show_without_its_profile_tells_what_is_missing(
     assert "hot/cold" in result.stdout
     given = succeed("show", tmp_path / "plan.json", "--profile", workbench.profile)
     assert "step time" in given.stdout
+    document = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / document["provenance"]["profile"]).mkdir()  # Of somebody else.
+    assert succeed("show", tmp_path / "plan.json").stderr == result.stderr
+    document["provenance"]["profile"] = ""
+    del document["sha256"]
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    line = fail("show", tmp_path / "plan.json", "--memory")
+    assert line.endswith("was made from, and the plan names none; give --profile")
+
+
+def test_a_damaged_profile_of_a_plan_is_said_to_be_damaged(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    folder = copytree(workbench.folder, tmp_path / "copy")
+    (counts,) = (folder / "profile").glob("counts-*")
+    content = bytearray(counts.read_bytes())
+    content[-1] ^= 1
+    counts.write_bytes(content)
+    for line in (["show"], ["show", "--memory"], ["simulate", "--batches", "2"], ["report"]):
+        command, *options = line
+        output = ["-o", tmp_path / "page.html"] if command == "report" else []
+        said = fail(command, folder / "plan.json", *options, *output)
+        assert f"{counts.name} was altered" in said
 
 
 def test_the_proof_of_an_edited_plan_names_the_step_that_it_is_of(

@@ -14,6 +14,7 @@ from placer.data.files.stores import uri_of
 from placer.data.options import TextOptions
 from placer.errors import PlacerError, PlanError, PlanMismatchError, ProfileError
 from placer.plan.plan import Plan
+from placer.profile.file import JSON_NAME as PROFILE_JSON
 from placer.profile.growing_tables import with_growing
 from placer.profile.profile import Profile
 from placer.units import listed
@@ -35,7 +36,8 @@ def profile_of(
 
     It is `profile`, or the profile that the plan names relative to its own `file`. Returns None if
     there is none, but raises PlanMismatchError if it is `needed_for` something, which the message
-    names. With `other_data`, the profile may map ids to rows in another way.
+    names. A profile that is there but damaged is an error in any case. With `other_data`, the
+    profile may map ids to rows in another way.
     """
     if profile is not None:
         return _of_plan(plan, Profile.load(profile), other_data)
@@ -44,17 +46,19 @@ def profile_of(
     # Fetch nothing from an address in a file, because others may have written the file.
     is_elsewhere = bool(uri_of(name)) or name.startswith(("//", "\\\\"))
     try:
-        is_there = name and not is_elsewhere and _is_there(folder)
-        recorded = Profile.load(folder) if is_there else named_workload(name)
+        is_there = name and not is_elsewhere and _is_there(folder / PROFILE_JSON)
+        recorded = None if is_there else named_workload(name)
     except PlacerError as error:
         if needed_for is None:
             return None
-        why = "is not fetched, as a file names it" if is_elsewhere else "is not there"
+        why = f"{name!r} is not there" if name else "the plan names none"
+        if is_elsewhere:
+            why = f"{name!r} is not fetched, as a file names it"
         raise PlanMismatchError(
-            f"{needed_for} needs the profile that {file} was made from, and {name!r} {why}; "
+            f"{needed_for} needs the profile that {file} was made from, and {why}; "
             f"give --profile{f' {name}' if is_elsewhere else ''}"
         ) from error
-    return _of_plan(plan, recorded, other_data)
+    return _of_plan(plan, recorded or Profile.load(folder), other_data)
 
 
 def open_log_of(
