@@ -40,3 +40,12 @@ def test_what_a_trainer_cannot_run_is_not_written(tmp_path: Path) -> None:
     assert not file.exists()
     succeed("export", str(plan), "--to", "torchrec", "--staged-as", "uva", "-o", str(file))
     assert json.loads(file.read_text())["plan"][""]["a"]["compute_kernel"] == "fused_uvm"
+
+
+def test_a_name_that_torchrec_has_no_table_for_is_refused(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    table = Table("user.id", 10, 8)
+    Plan((table,), machine(1), (in_hbm("user.id", (0, 10, 1), (0, 8)),)).save(plan)
+    said = fail("export", str(plan), "--to", "torchrec", "-o", str(tmp_path / "out.json"))
+    assert "a table of the name 'user.id'" in said
+    assert "--feature-table FEATURE=TABLE" in said

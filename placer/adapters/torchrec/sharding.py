@@ -214,6 +214,12 @@ def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tu
     through a cache as large as the plan's staging buffer (``cached``). Raises PlanMismatchError if
     TorchRec has no such placement. The message names the table and says why.
     """
+    if not table.name or "." in table.name:
+        raise PlanMismatchError(
+            f"TorchRec cannot have a table of the name {table.name!r}, as its tables are modules, "
+            "whose names have no dots and are not empty; name the table otherwise, with "
+            "--feature-table FEATURE=TABLE of `placer profile`"
+        )
     shards = tuple(_readable(shard, staged_as) for shard in plan.shards_by_table[table.name])
     if not shards:
         raise PlanMismatchError(f"the plan has no shard of table {table.name!r}")
