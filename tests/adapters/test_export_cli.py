@@ -37,6 +37,7 @@ def test_what_a_trainer_cannot_run_is_not_written(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     said = fail("export", str(plan), "--to", "torchrec", "-o", str(file))
     assert "table 'a' so: its rows are read by lookup 'staged'" in said
+    assert "(--staged-as)" in said
     assert not file.exists()
     succeed("export", str(plan), "--to", "torchrec", "--staged-as", "uva", "-o", str(file))
     assert json.loads(file.read_text())["plan"][""]["a"]["compute_kernel"] == "fused_uvm"

@@ -224,7 +224,8 @@ def _require_exact(part: Part, *, state_by_column_slice: bool) -> None:
         raise PlanMismatchError(
             f"table {own.name!r} is column-wise, where TorchRec's row-wise Adagrad takes the "
             "mean of the squared gradient over each column slice, not over the row: it would train "
-            "other weights than the whole table. Say state_by_column_slice=True if that may be"
+            "other weights than the whole table. Say state_by_column_slice=True, from Python, "
+            "if that may be"
         )
 
 

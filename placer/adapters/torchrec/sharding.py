@@ -237,7 +237,7 @@ def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tu
         if sides:
             return sides
         if any(shard.lookup == "staged" for shard in shards):
-            hint = "or say staged_as='uva' or 'cached' to have staged rows read so"
+            hint = "or say staged_as='uva' or 'cached' (--staged-as) to have staged rows read so"
             raise PlanMismatchError(f"{refusal}; {hint}") from None
         raise
     ordered = plan.order_of(table.name).kind == "profile"
