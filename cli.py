@@ -104,7 +104,9 @@ HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem"
 PLAN = option(..., "The plan; or give it as PLAN.", "--plan", kind=STORED, positional=True)
 PROFILE = option(None, "Profile of the log; by default the plan's.", "--profile", kind=STORED)
 PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER)
-PLAN_FILE = option(None, "File to write the plan to.", "-o --output", kind=FILE)
+PLAN_FILE = option(
+    None, "File to write the plan to.", "-o --output", kind=OutputPath("file", follows="old_path")
+)
 PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
 OTHER_DATA = option(False, "Accept a profile with other tables or ids than the plan's.")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.

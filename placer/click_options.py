@@ -8,7 +8,7 @@ import inspect
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +17,16 @@ from typing import Any, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from placer.click_types import STAGING, Checked, Choice, Number, OutputPath, Seconds, WholeNumber
+from placer.click_types import (
+    STAGING,
+    Checked,
+    Choice,
+    LocalPath,
+    Number,
+    OutputPath,
+    Seconds,
+    WholeNumber,
+)
 from placer.data.layout import FORMATS
 from placer.default_options import (
     Key,
@@ -211,6 +220,8 @@ def add_command(
         for one in parameters:
             if isinstance(one.type, OutputPath) and options.get(str(one.name)) is not None:
                 one.type.check(options[str(one.name)])
+                inputs = _inputs(parameters, options, one.type.follows)
+                one.type.check_inputs(options[str(one.name)], inputs)
         with context.meta.get(STAGING) or nullcontext():
             called(function, {at: options[str(one.name)] for at, one in made.items()})
 
@@ -218,6 +229,17 @@ def add_command(
     named = name or function.__name__.replace("_", "-")
     group.add_command(_Command(named, callback=call, params=parameters, help=text))
     return function
+
+
+def _inputs(
+    parameters: Sequence[click.Parameter], options: Mapping[str, Any], except_for: str
+) -> Iterator[Path | str]:
+    """Yield what a command reads: values of `LocalPath`, and texts that may be files of logs."""
+    for one in parameters:
+        value = None if one.name == except_for else options.get(str(one.name))
+        is_read = isinstance(one.type, LocalPath) and not isinstance(one.type, OutputPath)
+        if value is not None and (is_read or isinstance(value, tuple)):
+            yield from value if isinstance(value, tuple) else (value,)
 
 
 def _drop_weaker(context: click.Context, options: dict[str, Any]) -> None:

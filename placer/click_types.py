@@ -1,5 +1,6 @@
 """Click types of options: paths to read or write, names, numbers, durations."""
 
+import contextlib
 import errno
 import math
 import os
@@ -73,7 +74,8 @@ class OutputPath(LocalPath):
 
     `what` says whether it is a file or a folder. The name must have one of the `endings`, if any.
     Results may go to a URI of a store, and are sent at the command's end, unless `is_local`.
-    `makes_folders`: missing parents are made.
+    `makes_folders`: missing parents are made. `follows` names the parameter of a file that the
+    result may replace, as it follows that one.
     """
 
     def __init__(
@@ -82,8 +84,10 @@ class OutputPath(LocalPath):
         endings: tuple[str, ...] = (),
         is_local: bool = False,
         makes_folders: bool = False,
+        follows: str = "",
     ) -> None:
         super().__init__()
+        self.follows = follows
         self._what, self._endings = what, endings
         self._is_local, self._makes_folders = is_local, makes_folders
 
@@ -103,6 +107,25 @@ class OutputPath(LocalPath):
             raise PlacerError(f"cannot write {path}: end its name in {' or '.join(self._endings)}")
         if not getattr(path, "uri", ""):
             check_place(path, self._what, self._makes_folders)
+
+    def check_inputs(self, path: Path, inputs: Iterable[Path | str]) -> None:
+        """Refuse a file that the command reads.
+
+        That is one of `inputs`, or in a folder of them. A text is a log, whose folder may have
+        other files, or is no path.
+        """
+        if self._what == "folder" or not path.is_file():
+            return
+        for one in inputs:
+            with contextlib.suppress(OSError, ValueError):  # A text that is no path.
+                is_folder = isinstance(one, Path) and one.is_dir()
+                is_inside = is_folder and path.resolve().is_relative_to(Path(one).resolve())
+                if is_inside or Path(one).samefile(path):
+                    where = f"it is in {one}, which" if is_inside else "it"
+                    raise PlacerError(
+                        f"cannot write {path}: {where} is what this command reads; name another "
+                        "file"
+                    )
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versions of click.

@@ -7,10 +7,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copytree
 
 import click
 import pytest
-from cli_cases import command_line, fail, invoke, run_process, succeed
+from cli_cases import Workbench, command_line, fail, files_of, invoke, run_process, succeed
 
 from placer import report
 from placer.errors import PlacerError
@@ -135,3 +136,30 @@ def test_a_terminal_may_lack_characters(
     result = run_process("show", tmp_path / bad)
     assert result.returncode == 1
     assert re.fullmatch(r"placer: there is no plan at .*\n", result.stderr)
+
+
+def test_what_a_command_reads_is_not_overwritten(workbench: Workbench, tmp_path: Path) -> None:
+    folder = copytree(workbench.folder, tmp_path / "copy")
+    plan, log, profile = (folder / name for name in ("plan.json", "log.tsv", "profile"))
+    before = files_of(folder)
+    for line, file, words in (
+        (["report", plan], plan, "it is what"),
+        (["export", plan, "--to", "torchrec"], plan, "it is what"),
+        (["export", "--plan", plan, "--to", "torchrec"], folder / "up" / ".." / plan.name, "it is"),
+        (["plan", "--profile", profile], profile / "profile.json", f"it is in {profile}, which is"),
+    ):
+        (folder / "up").mkdir(exist_ok=True)
+        assert f"cannot write {file}: {words}" in fail(*line, "-o", file)
+    (folder / "up").rmdir()
+    assert f"cannot write {log}: it is what" in fail("profile", log, "--infer", log)
+    training = ("train", plan, "--data", log, "--steps", "1")
+    assert f"cannot write {log}: it is what" in fail(*training, "--metrics", log)
+    assert files_of(folder) == before
+    # A plan may follow the one that it is made from, and a folder of logs may have other files.
+    few = ("--time-limit", "1", "--steps", "1")
+    succeed("replan", plan, "--profile", profile, *few, "-o", plan)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "log.csv").write_text("user,item\n" + "1,2\n" * 9)
+    for _ in range(2):
+        succeed("profile", logs / "log.csv", "--infer", logs / "schema.toml")
