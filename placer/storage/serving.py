@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from placer.errors import CheckpointError
+from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
 from placer.executor.id_order import TableTensor
 from placer.executor.tensor_names import check_shapes
 from placer.files import StrPath
 from placer.growing import KeyMap
 from placer.plan.plan import Plan
-from placer.plan.verify import refuse_growing
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.models import TABLES
 from placer.storage.checkpoint.table_blocks import NamedTables, SavedTables
+from placer.storage.manifest import MANIFEST
 from placer.storage.tensor_rows import AnyTensor, TensorRows, chunk_rows, open_safetensors
 
 
@@ -88,9 +88,9 @@ class ReadOnlyTables(nn.Module):
         self._origin = says
 
     def _check_begin(self, path: StrPath, says: Mapping[str, str]) -> None:
-        if "since_checkpoint" not in says:
+        if not {"checkpoint", "step", "since_checkpoint", "since_step"} <= says.keys():
             raise CheckpointError(f"{path} is no increment; `placer export --since` writes them")
-        if not self._origin.get("checkpoint"):
+        if not {"checkpoint", "step"} <= self._origin.keys():
             raise CheckpointError(
                 f"{path} follows an export, and the tables were not loaded from one: load them "
                 "from the file of `placer export --to safetensors`"
@@ -139,6 +139,20 @@ def _checked_rows(
     return rows
 
 
+def _check_folder(folder: Path, plan: Plan) -> None:
+    """Raise unless a folder may be of `save_tables`; say what to give instead."""
+    if not folder.exists():
+        raise CheckpointError(f"there is no {folder}")
+    give = "give the file of `placer export --to safetensors`"
+    if (folder / MANIFEST).exists() or any(folder.glob(f"step-*/{MANIFEST}")):
+        raise CheckpointError(f"{folder} has checkpoints of `placer train`: {give} of one of them")
+    for name in plan.growing:
+        raise PlanMismatchError(
+            f"table {name!r} grows: its rows mean nothing without its key map, which a folder of "
+            f"tables does not have; {give}"
+        )
+
+
 def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTables:
     """Load a folder's weights, without optimizer state, into tables placed by a plan.
 
@@ -167,12 +181,13 @@ def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTable
     """
     stored: Mapping[str, AnyTensor]
     origin: Mapping[str, str] = {}
-    if Path(folder).is_file():
-        held, origin = open_safetensors(Path(folder))
+    path = Path(folder)
+    if path.is_file():
+        held, origin = open_safetensors(path)
         stored = {f"{TABLES}.{name}": rows for name, rows in held.items()}
     else:
-        refuse_growing(plan, "a folder of tables")
-        stored = read_tensors(Path(folder))
+        _check_folder(path, plan)
+        stored = read_tensors(path)
     embeddings = PlacedEmbeddings(plan, optimizer="sgd", lr=0.0, seed=None, **options)
     order = embeddings.id_order()
     named = NamedTables(order, {(TABLES, f"{t.table.name}.{t.name}"): t for t in order.tensors()})

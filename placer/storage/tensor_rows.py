@@ -14,6 +14,7 @@ from torch import Tensor
 
 from placer.errors import CheckpointError
 from placer.files import HashedFile
+from placer.read_files import open_file
 
 NAMES = {
     torch.float64: "F64",
@@ -119,6 +120,7 @@ def open_safetensors(path: Path) -> tuple[dict[str, TensorRows], dict[str, str]]
     """Return a safetensors file's tensors, whose rows are read on demand, and its metadata."""
     types = {name: dtype for dtype, name in NAMES.items()}
     try:
+        open_file(path).close()
         file: Any = safe_open(path, "pt")
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         tensors = {

@@ -1,5 +1,6 @@
 """Increments between checkpoints: a server that takes them answers as the whole export does."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -152,6 +153,23 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def _as_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _without(name: str) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            says = file.metadata()
+        del says[name]
+        save_file(load_file(path), path, says)
+
+    return change
+
+
 def _changed(**tensors: Callable[[Tensor], Tensor] | None) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         from safetensors import safe_open
@@ -174,6 +192,9 @@ def _changed(**tensors: Callable[[Tensor], Tensor] | None) -> Callable[[Path], N
     [
         (Path.unlink, "cannot read .*: No such file"),
         (_cut, "is cut short, or no file of tables"),
+        (_as_a_pipe, "cannot read .*: it is a device, a pipe or a folder, and no file"),
+        (_without("since_step"), "is no increment"),
+        (_without("step"), "is no increment"),
         (_changed(tag_keys=None), "does not fit the tables: tag.keys is missing"),
         (_changed(city_weight=lambda rows: rows[:, :2].clone()), r"city.weight has shape \(\d+, 2"),
         (_changed(city_weight=Tensor.double), "city.weight is torch.float64, not torch.float32"),
@@ -227,7 +248,12 @@ def test_what_has_no_checkpoint_has_no_increments(exports: Path, tmp_path: Path)
     with pytest.raises(CheckpointError, match="the tables were not loaded from one"):
         tables.apply_increment(_increment(exports, 30))
     with pytest.raises(PlanMismatchError, match="a folder of tables does not have"):
-        load_read_only(plan, exports / "runs")
+        load_read_only(plan, tmp_path)
+    with pytest.raises(CheckpointError, match=r"there is no .*/none$"):
+        load_read_only(plan, tmp_path / "none")
+    for folder in (exports / "runs", _run(exports, 20)):
+        with pytest.raises(CheckpointError, match="give the file of `placer export --to safete"):
+            load_read_only(plan, folder)
     fixed = replace(plan, growing={})
     write_tables(fixed, opened, tmp_path / "fixed.safetensors")
     with pytest.raises(CheckpointError, match="lacks the keys of table 'item', which grows"):
