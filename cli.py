@@ -405,10 +405,12 @@ def compare(
                 rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
     if len(refused) == len(machines) * len(budgets):
         raise refused[0]
-    report.draw(solver_reports.plot_compare, rows, plot)
     title = f"{counted(len(loaded), 'table')} on {', '.join(machines)}"
-    report.print_report(solver_reports.compare_report(rows, title), output)
-    if all(row.step_time_s is None for row in rows):
+    shown, found = solver_reports.compare_report(rows, title), any(row.step_time_s for row in rows)
+    report.print_drawn(shown, output, solver_reports.plot_compare, rows, plot if found else None)
+    if not found:
+        if plot is not None:
+            report.print_stderr("no picture is written, as no solver found a plan")
         sys.exit(_exit_code(row.status.split()[0] for row in rows))
 
 
@@ -438,8 +440,8 @@ def fleet(
         limits, prices = asked.limits(stop), asked.prices(names)
         rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
     answer, title = machines.cheapest(rows, asked.within), counted(len(loaded), "table")
-    report.draw(solver_reports.plot_fleet, (rows, answer), plot)
-    report.print_report(solver_reports.fleet_report(rows, answer, asked.within, title), output)
+    shown = solver_reports.fleet_report(rows, answer, asked.within, title)
+    report.print_drawn(shown, output, solver_reports.plot_fleet, (rows, answer), plot)
 
 
 @_command
@@ -671,9 +673,8 @@ def whatif(
             budgets,
             lambda at: solvers.solver(solver).solve(at, costs, limits),
         )
-    report.draw(solver_reports.plot_front, points, plot)
     shown = solver_reports.whatif_report(problem, answer, points, solver=solver)
-    report.print_report(shown, output)
+    report.print_drawn(shown, output, solver_reports.plot_front, points, plot)
 
 
 # Training and other trainers --------------------------------------------------------------------
@@ -936,6 +937,10 @@ def sweep(
     """
     from cost_models import sweep as run
 
+    if grid and plot is not None:
+        raise click.UsageError(
+            "--plot draws one axis at a time: leave --grid, or take --format csv"
+        )
     with shared.usage_errors():
         listed = filter(str.strip, names.split(","))
         machines = run.distinct([run.platform(name, hbm=hbm, dram=dram) for name in listed])
@@ -953,9 +958,8 @@ def sweep(
             on_point=update,
             stop=stop,
         )
-    report.draw(cost_reports.plot_sweep, swept, plot)
     make = cost_reports.sweep_tables if output == "table" else cost_reports.sweep_report
-    report.print_report(make(swept), output)
+    report.print_drawn(make(swept), output, cost_reports.plot_sweep, swept, plot)
 
 
 # Demo -------------------------------------------------------------------------------------------

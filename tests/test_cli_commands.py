@@ -171,6 +171,18 @@ def test_show_json_is_what_plan_printed(workbench: Workbench, tmp_path: Path) ->
     assert shown.stderr == ""
 
 
+def test_a_comparison_without_plans_is_shown_and_not_drawn(
+    workbench: Workbench, tmp_path: Path
+) -> None:
+    picture = tmp_path / "compare.png"
+    machine = ("--topology", "1xt4", "--hbm", "1KiB", "--solvers", "greedy-size")
+    result = invoke("compare", "--profile", workbench.profile, *machine, "--plot", picture)
+    assert result.exit_code == 3
+    assert "greedy-size  infeasible" in result.stdout
+    assert result.stderr.endswith("no picture is written, as no solver found a plan\n")
+    assert not picture.exists()
+
+
 def test_show_without_its_profile_tells_what_is_missing(
     workbench: Workbench, tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import fail, invoke, misuse, succeed
+from cli_cases import invoke, misuse, succeed
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -582,8 +582,10 @@ def test_no_placement_of_the_legend_lies_outside_of_the_picture(width: float) ->
 
 def test_sweeps_that_are_not_drawn(tmp_path: Path) -> None:
     arguments = [*COMMAND, "--platform", "zion", "--grid", "--vary", "pooling=1,8"]
-    message = fail(*arguments, "--plot", tmp_path / "grid.png")
-    assert "one axis at a time" in message
+    assert "one axis at a time" in misuse(*arguments, "--plot", tmp_path / "grid.png")
+    many = sweep([platform("zion")], {"dense": (8,)}, Roofline(), placements=["gpu"], grid=True)
+    with pytest.raises(PlacerError, match="one axis at a time"):
+        plot_sweep(many, tmp_path / "grid.png")
     found = sweep([platform("cpu")], {"dense": (8,)}, Roofline(), placements=["gpu"])
     with pytest.raises(PlacerError, match="nothing to draw"):
         plot_sweep(found, tmp_path / "none.png")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from placer.report.console import draw as draw
+    from placer.report.console import print_drawn as print_drawn
     from placer.report.console import print_report as print_report
     from placer.report.console import print_stderr as print_stderr
     from placer.report.console import print_training as print_training

@@ -175,11 +175,20 @@ def readable(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else significant(value, 5)
 
 
-def draw(draws: Callable[[Any, Path], None], drawn: Any, file: Path | None) -> None:
-    """Draw a picture into `file`, if it is given, and print a note."""
-    if file is not None:
-        draws(drawn, file)
-        print_stderr(f"picture written to {file}")
+def print_drawn(
+    shown: Report,
+    output: str,
+    draws: Callable[[Any, Path], None],
+    drawn: Any,
+    file: Path | None,
+) -> None:
+    """Draw a picture into `file`, if it is given, and print a report, also if drawing fails."""
+    try:
+        if file is not None:
+            draws(drawn, file)
+            print_stderr(f"picture written to {file}")
+    finally:
+        print_report(shown, output)
 
 
 def this_command() -> str:
