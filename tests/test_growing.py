@@ -129,7 +129,9 @@ def test_a_run_goes_on_with_more_ids(tmp_path: Path) -> None:
     refused = fail(*train("new", "two", "a", "--resume", "--other-data"))
     assert "placer grow OLD NEW --checkpoint" in refused
     grow = ("grow", old, new, "--checkpoint", tmp_path / "a", "-o", tmp_path / "b")
+    (tmp_path / "b" / ".step-000000000008.partial" / "left").mkdir(parents=True)  # Of a killed one.
     made = succeed(*grow, "--format", "json")
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["step-000000000008"]
     assert "is there already" in fail(*grow)
     assert '"new_rows": ' in made.stdout
     was, now = (load(tmp_path / runs).tensors["embeddings"]["item.weight"] for runs in "ab")

@@ -55,7 +55,9 @@ def grow_checkpoint(
     """
     old, new = Plan.load(old_file), Plan.load(new_file)
     verify(new)
-    if folder.exists():
+    if folder.is_dir():
+        checkpoints.tidy(folder)  # A killed command may have left parts.
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise PlacerError(f"{folder} is there already; name another folder")
     known = dict(_ids_of(word) for word in keep)
     encodings = _encoding(old, old_file), _encoding(new, new_file)
