@@ -231,7 +231,10 @@ def merge(
     \b
     placer merge day_0.profile day_1.profile -o profile
     """
-    _keep_profile(placer.Profile.merge(map(placer.Profile.load, profiles)), folder, output)
+    parts = [placer.Profile.load(path) for path in profiles]
+    if any(table.hit_rates for part in parts for table in part):
+        report.print_stderr("the merged profile lacks what --window measured in its parts")
+    _keep_profile(placer.Profile.merge(parts), folder, output)
 
 
 @_command

@@ -155,7 +155,8 @@ class Profile(Summarized):
 
         Integer counts are added, and other values are computed from them. So the result equals the
         profile of the whole log bit by bit, except for `source` and for the windows in which
-        distinct rows were counted. Sampled parts weigh by the samples that they stand for.
+        distinct rows were counted. It has no hit rates of growing tables, as those of parts say
+        nothing of the whole. Sampled parts weigh by the samples that they stand for.
 
         Raises ProfileError if there is no profile, one has no counts, or they differ in a table, a
         feature or the way raw ids became rows.

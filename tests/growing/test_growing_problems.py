@@ -176,6 +176,16 @@ def planned(workbench: Workbench, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
+def test_merged_profiles_say_that_they_lack_what_windows_measured(
+    planned: Path, workbench: Workbench, tmp_path: Path
+) -> None:
+    lacks = "the merged profile lacks what --window measured in its parts\n"
+    for part, note in ((planned / "profile", lacks), (workbench.profile, "")):
+        merged = invoke("merge", part, part, "-o", tmp_path / "merged")
+        assert merged.stderr == f"{note}profile written to {tmp_path / 'merged'}\n"
+        assert not any(table.hit_rates for table in Profile.load(tmp_path / "merged"))
+
+
 def test_the_command_plans_tables_that_grow(planned: Path) -> None:
     plan, profile = Plan.load(planned / "plan.json"), Profile.load(planned / "profile")
     capacity = capacity_for(profile["C3"], 0.5)
