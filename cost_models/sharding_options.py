@@ -47,7 +47,7 @@ def standard_options(
     others in a few row slices. The first of `colds` goes with all of these. Other ways to read cold
     rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
     row slices and even column slices. Reading in place only goes with whole tables and one row
-    slice for each GPU.
+    slice for each GPU, and caches only with whole tables and even column slices.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual = colds[0]
@@ -113,6 +113,8 @@ def _other_colds(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]
     coarse = _coarse_row_slices(spec, gpus)
     if cold == "uva":  # It only helps if HBM is short of buffers.
         coarse = sorted({1, coarse[-1]})
+    if cold == "cached":  # It saves the row map of a split, which row slices need anyway.
+        coarse = [1]
     for row_slices in coarse:
         yield ShardingOption(row_slices, cold=cold)
     if cold == "uva":

@@ -645,7 +645,7 @@ def test_the_options_that_are_searched() -> None:
     assert {c.row_slices for c in found if 0 < c.replicated_rows < 8} >= {1, 2, 4}
     assert {c for c in found if c.cold == "uva"} == {ShardingOption(w, cold="uva") for w in (1, 4)}
     cached = {(c.row_slices, c.column_widths) for c in found if c.cold == "cached"}
-    assert cached == {(1, ()), (2, ()), (4, ()), (1, (32, 16))}
+    assert cached == {(1, ()), (1, (32, 16))}
 
 
 def test_the_options_of_a_table_without_much_to_option() -> None:

@@ -33,7 +33,7 @@ def slice_load(
 @lru_cache(maxsize=4096)
 def _row_load(profile: TableProfile, step_lookups: float) -> Float:
     """Return for each segment of the CDF the probability that a step touches a row, (m,)."""
-    touched: Float = np.diff(profile.unique_at_ranks(step_lookups)) / np.diff(profile.cdf.ranks)
+    touched: Float = np.diff(profile.unique_at_ranks(step_lookups)) / profile.cdf.widths
     return touched
 
 

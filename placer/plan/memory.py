@@ -284,8 +284,7 @@ def slice_lookup_share(profile: TableProfile, rows: tuple[int, int, int]) -> flo
 
 def slice_unique(profile: TableProfile, rows: tuple[int, int, int], lookups: float) -> float:
     """Return the expected number of distinct rows of a slice in `lookups` lookups of the table."""
-    widths = np.diff(profile.cdf.ranks)
-    touched = np.diff(profile.unique_at_ranks(lookups)) / widths
+    touched = np.diff(profile.unique_at_ranks(lookups)) / profile.cdf.widths
     return float(slice_members(profile.cdf.ranks, rows) @ touched)
 
 

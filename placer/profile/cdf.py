@@ -1,7 +1,7 @@
 """Access CDFs over ranks: how a table's lookups spread over its rows."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import repeat
 from typing import Any
@@ -47,6 +47,11 @@ class AccessCdf:
 
     ranks: Int
     shares: Float
+    # Rows of each segment, and the probability that a lookup reads a given one of them, shape (m,).
+    widths: Int = field(init=False, repr=False)
+    row_share: Float = field(init=False, repr=False)
+    # Logarithm of the probability that a lookup does not read a given row, shape (m,).
+    _log_unread: Float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         ranks = np.ascontiguousarray(self.ranks, dtype=np.int64)
@@ -66,6 +71,11 @@ class AccessCdf:
             raise ProfileError(f"an access CDF must end at 1, not at {shares[-1]}")
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "shares", shares)
+        # Kept, as planning many tables takes half of its time for expected unique rows.
+        object.__setattr__(self, "widths", widths)
+        object.__setattr__(self, "row_share", slopes)
+        with np.errstate(divide="ignore"):
+            object.__setattr__(self, "_log_unread", np.log1p(-np.minimum(slopes, 1.0)))
 
     @classmethod
     def from_counts(cls, counts: npt.ArrayLike, rows: int | None = None) -> "AccessCdf":
@@ -127,11 +137,6 @@ class AccessCdf:
         """Rows of the table."""
         return int(self.ranks[-1])
 
-    @property
-    def row_share(self) -> Float:
-        """Probability that a lookup reads a given row of each segment, shape (m,)."""
-        return np.diff(self.shares) / np.diff(self.ranks)
-
     def share(self, hot_rows: npt.ArrayLike) -> Float:
         """Return the share of lookups that fall in the `hot_rows` hottest rows (any shape)."""
         return np.asarray(
@@ -175,17 +180,18 @@ class AccessCdf:
         Lookups are taken as independent draws: a row of probability p is touched with
         probability 1 − (1 − p)^lookups. Like the CDF, it is piecewise linear and concave.
         """
-        p = np.minimum(self.row_share, 1.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            touched = -np.expm1(lookups * np.log1p(-p))
-        if lookups == 0:
-            touched = np.zeros_like(p)
-        return np.concatenate(([0.0], np.cumsum(touched * np.diff(self.ranks))))
+        unique = np.zeros(self.ranks.size)
+        if lookups:  # Else rows that every lookup reads would have 0 times infinity.
+            touched = -np.expm1(lookups * self._log_unread)
+            np.cumsum(touched * self.widths, out=unique[1:])
+        return unique
 
     def unique(self, lookups: float, start: float = 0, stop: float | None = None) -> float:
         """Return the expected unique rows of ranks start..stop in a step of `lookups` lookups."""
-        ends = np.array([start, self.rows if stop is None else stop], dtype=np.float64)
-        low, high = np.interp(ends, self.ranks, self.unique_at_ranks(lookups))
+        before = self.unique_at_ranks(lookups)
+        if not start and stop is None:
+            return float(before[-1])
+        low, high = np.interp([start, self.rows if stop is None else stop], self.ranks, before)
         return float(high - low)
 
 

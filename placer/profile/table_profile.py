@@ -269,7 +269,7 @@ class TableProfile:
         touched = self.cdf.unique_at_ranks(draws)
         if draws <= lookups:
             return touched
-        most = np.minimum(1.0, lookups * self.cdf.row_share) * np.diff(self.cdf.ranks)
+        most = np.minimum(1.0, lookups * self.cdf.row_share) * self.cdf.widths
         return np.concatenate(([0.0], np.cumsum(np.minimum(np.diff(touched), most))))
 
     def unique(self, lookups: float) -> float:

@@ -75,7 +75,7 @@ class _Rows:
         self._shares, self._ranks = cdf.shares, cdf.ranks
         self.is_empty = not cdf.rows or cdf.shares[-1] == 0
         self._order = order if profile.counts is None else Ranks.of(profile.counts.hottest())
-        self._widths = np.diff(cdf.ranks)
+        self._widths = cdf.widths
         self._heights = np.diff(cdf.shares)
         lookups = batch_size * profile.table.lookups_per_sample
         self._fresh = min(1.0, profile.draws_of(lookups) / lookups) if lookups else 1.0
@@ -115,7 +115,7 @@ def _even_share(profile: TableProfile, lookups: float) -> float:
     If k draws are spread evenly, they read a row of probability p with probability min(1, k p) at
     least.
     """
-    p, widths = profile.cdf.row_share, np.diff(profile.cdf.ranks)
+    p, widths = profile.cdf.row_share, profile.cdf.widths
     wanted, low, high = profile.unique(lookups), 0.0, 1.0
     for _ in range(20):
         even = (low + high) / 2
