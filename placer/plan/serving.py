@@ -73,8 +73,7 @@ def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
     tables = profile.tables
     # Of each segment of each CDF: its rows, and a sample's lookups in it.
     segments = [
-        (one.cdf.widths, np.diff(one.cdf.shares) * one.table.lookups_per_sample)
-        for one in tables
+        (one.cdf.widths, np.diff(one.cdf.shares) * one.table.lookups_per_sample) for one in tables
     ]
     of_table = np.repeat(np.arange(len(tables)), [rows.size for rows, _ in segments])
     rows = np.concatenate([rows for rows, _ in segments])

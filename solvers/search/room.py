@@ -56,7 +56,11 @@ def make_room(
     `options` has the options of each table that may fit.
     """
     tables = [TableShard(table) for table in range(instance.tables)]
-    ways = [_ways(instance, group, options) for group in instance.blocks(tables)]
+    groups = instance.blocks(tables)
+    ways: list[list[_Way]] = [[] for _ in groups]
+    for number in sorted(range(len(groups)), key=lambda n: -_bytes_of(instance, groups[n])):
+        # Costing the ways of thousands of tables takes minutes: small ones have to do with fewer.
+        ways[number] = _ways(instance, groups[number], options, only_whole=clock.spent)
     size = [min(way.bytes for way in of) for of in ways]
     rng, room = random.Random(seed), _Room(instance, ways)
     if not all(room.place(number) for number in sorted(range(len(ways)), key=lambda n: -size[n])):
@@ -92,15 +96,30 @@ def make_room(
     return Assignment.of(instance, pairs, replicas)
 
 
+def _bytes_of(instance: Instance, group: Block) -> int:
+    """Return the bytes of a group's tables."""
+    profiles = instance.problem.profile.tables
+    return sum(profiles[shard.table].table.total_bytes for shard in group)
+
+
 def _ways(
-    instance: Instance, group: Block, options: Sequence[Sequence[ShardingOption]]
+    instance: Instance,
+    group: Block,
+    options: Sequence[Sequence[ShardingOption]],
+    *,
+    only_whole: bool = False,
 ) -> list[_Way]:
-    """Return ways to shard a group: all options of one table, or several whole tables."""
+    """Return ways to shard a group: all options of one table, or several whole tables.
+
+    `only_whole`: leave out options that divide a table, if it has others.
+    """
     if len(group) == 1:
         table = group[0].table
         every, rows = options[table], instance.rows(table)
         few = [option for option in every if _is_coarse(option)]
         copies = [option for option in every if option.replicated_rows == rows]
+        if only_whole:
+            few = [option for option in few if option.shard_count == 1] or few
         return [
             _way(instance, [(shard,) for shard in instance.shards(table, o)], [(table, o)])
             for o in (few + copies if few else every)
@@ -108,7 +127,7 @@ def _ways(
     least = [
         min(
             (TableShard(table, option) for option in instance.options_of(table)),
-            key=lambda shard: instance.priced_costs(shard, 0)[BYTES, 0],
+            key=lambda shard: instance.costs_at(shard, 0, 0)[BYTES],
         )
         for table, *_ in group
     ]
@@ -122,13 +141,13 @@ def _way(
     least, cold = np.zeros(len(blocks)), np.zeros((2, len(blocks)))
     for number, block in enumerate(blocks):
         for shard in block:
-            costs = instance.priced_costs(shard, instance.kinds[0])[:, 0]
+            costs = instance.costs_at(shard, instance.kinds[0], 0)
             least[number] += costs[BYTES]
             cold[:, number] += costs[DRAM_BYTES] * np.array((1.0, _widening(instance, shard)))
     replicas = tuple(one for of in options if (one := instance.replica(*of)) is not None)
     replica_bytes = np.zeros(instance.gpus)
     for one in replicas:
-        replica_bytes += [instance.priced_costs(one, g)[BYTES, 0] for g in range(instance.gpus)]
+        replica_bytes += [instance.costs_at(one, g, 0)[BYTES] for g in range(instance.gpus)]
     work_s = sum(float(instance.option_costs_at(*of, -1)[GPU_S]) for of in options if blocks)
     return _Way(blocks, least, cold, replicas, replica_bytes, work_s)
 
@@ -150,11 +169,30 @@ class _Room:
 
     def _over_bytes(self, least: Float, cold: Float) -> tuple[Float, Float]:
         """Return bytes that each GPU and each host lacks, given the GPUs' bytes, shape (gpus,)."""
+        of_gpu, in_dram = self._divided(least, cold)
+        return of_gpu, np.maximum(0.0, self._beyond_dram(in_dram))
+
+    def _divided(self, least: Float, cold: Float) -> tuple[Float, Float]:
+        """Return each GPU's bytes beyond its HBM, and of its cold rows in DRAM, shape (gpus,)."""
         spare = self.instance.hbm_bytes - least
-        left = cold[0] - np.clip(spare, 0.0, cold[1]) * (cold[0] / np.maximum(cold[1], 1.0))
+        in_dram = cold[0] - np.clip(spare, 0.0, cold[1]) * (cold[0] / np.maximum(cold[1], 1.0))
+        return np.maximum(0.0, -spare), in_dram
+
+    def _beyond_dram(self, in_dram: Float) -> Float:
+        """Return each host's bytes in DRAM minus its memory; negative where some is left."""
         dram = self.instance.dram_bytes
-        of_host: Float = np.bincount(self.hosts, left, dram.size) - dram
-        return np.maximum(0.0, -spare), np.maximum(0.0, of_host)
+        return np.bincount(self.hosts, in_dram, dram.size) - dram
+
+    def _lacking_with(self, least: Float, cold: Float, more: float, rows: Float) -> Float:
+        """Return what all devices lack together if a block goes to each GPU, shape (gpus,)."""
+        of_gpu, in_dram = self._divided(least, cold)
+        gpu_with, in_dram_with = self._divided(least + more, cold + rows[:, None])
+        of_host = self._beyond_dram(in_dram)
+        # A block changes only its GPU and that GPU's host.
+        host, host_with = of_host[self.hosts], of_host[self.hosts] + in_dram_with - in_dram
+        change = gpu_with - of_gpu + np.maximum(0.0, host_with) - np.maximum(0.0, host)
+        lacking: Float = of_gpu.sum() + np.maximum(0.0, of_host).sum() + change
+        return lacking
 
     @property
     def total_over_bytes(self) -> float:
@@ -191,18 +229,12 @@ class _Room:
         for block, more, rows in zip(way.blocks, way.least_bytes, way.cold_bytes.T, strict=True):
             open_ = instance.open_gpus(block)
             open_[gpus] = False
-            key = np.full(instance.gpus, np.inf)
-            for gpu in np.flatnonzero(open_).tolist():
-                least[gpu] += more
-                cold[:, gpu] += rows
-                of_gpu, of_host = self._over_bytes(least, cold)
-                share = (least[gpu] + cold[0, gpu]) / max(1.0, instance.hbm_bytes[gpu])
-                key[gpu] = float(of_gpu.sum() + of_host.sum()) + min(0.5, share * 1e-6)
-                least[gpu] -= more
-                cold[:, gpu] -= rows
-            gpu = int(key.argmin())
-            if not np.isfinite(key[gpu]):
+            if not open_.any():
                 return None
+            lacking = self._lacking_with(least, cold, more, rows)
+            share = (least + more + cold[0] + rows[0]) / np.maximum(1.0, instance.hbm_bytes)
+            key = np.where(open_, lacking + np.minimum(0.5, share * 1e-6), np.inf)
+            gpu = int(key.argmin())
             gpus.append(gpu)
             least[gpu] += more
             cold[:, gpu] += rows
