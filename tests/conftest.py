@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_cases import Workbench, make_workbench
+from cli_cases import Workbench, make_few_tables, make_workbench
 from hypothesis import HealthCheck, settings
 
 # Python looks for garbage after every 700 new objects, and collecting tests makes very many.
@@ -94,6 +94,12 @@ def real_data() -> Path:
 def workbench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """A log, a profile and a plan for the tests of the command line, which only read them."""
     return make_workbench(tmp_path_factory.mktemp("workbench"))
+
+
+@pytest.fixture(scope="session")
+def few_tables(workbench: Workbench, tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Seven of its tables and a plan of them, without a log."""
+    return make_few_tables(tmp_path_factory.mktemp("few_tables"), workbench)
 
 
 @pytest.fixture(autouse=True)

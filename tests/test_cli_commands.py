@@ -93,9 +93,9 @@ def _without_distinct(text: str) -> list[dict[str, str]]:
     return [{name: row[name] for name in row if name != "unique_rows"} for row in rows]
 
 
-def test_plan(workbench: Workbench, tmp_path: Path) -> None:
+def test_plan(few_tables: Workbench, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    result = succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
+    result = succeed("plan", *few_tables.problem(), "--solver", "greedy-cost", "-o", file)
     assert "hot/cold" in result.stdout
     assert re.fullmatch(
         r"step .* above the best possible, found in .*; plan written to .*plan\.json\n",
@@ -106,17 +106,17 @@ def test_plan(workbench: Workbench, tmp_path: Path) -> None:
     assert {shard.memory for shard in made.shards} == {"hbm", "dram"}
 
 
-def test_a_plan_keeps_the_type_of_its_exchange(workbench: Workbench, tmp_path: Path) -> None:
+def test_a_plan_keeps_the_type_of_its_exchange(few_tables: Workbench, tmp_path: Path) -> None:
     plan, replanned = tmp_path / "plan.json", tmp_path / "replanned.json"
     arguments = ("--solver", "greedy-cost", "--exchange", "bfloat16", "-o", plan)
-    succeed("plan", *workbench.problem(), *arguments)
+    succeed("plan", *few_tables.problem(), *arguments)
     shown = succeed("show", plan)
     assert "pooled rows travel as bfloat16" in shown.stdout
     facts = json.loads(succeed("show", plan, "--format", "json").stdout)
     assert facts["exchange_dtype"] == "bfloat16"
-    succeed("replan", plan, "--profile", workbench.profile, "--time-limit", "1", "-o", replanned)
+    succeed("replan", plan, "--profile", few_tables.profile, "--steps", "1", "-o", replanned)
     assert placer.Plan.load(replanned).exchange_dtype == "bfloat16"
-    refused = invoke("plan", *workbench.problem(), "--exchange", "int8")
+    refused = invoke("plan", *few_tables.problem(), "--exchange", "int8")
     assert (refused.exit_code, "'int8' is not one of" in refused.stderr) == (2, True)
 
 
@@ -134,8 +134,8 @@ def test_a_plan_finds_its_profile_from_its_own_folder(
     assert result.stderr == ""
 
 
-def test_compare(workbench: Workbench, tmp_path: Path) -> None:
-    result = succeed("compare", *workbench.problem(), "--hbm", "100KiB,1MiB",
+def test_compare(few_tables: Workbench, tmp_path: Path) -> None:
+    result = succeed("compare", *few_tables.problem(), "--hbm", "100KiB,1MiB",
                      "--solvers", "greedy-size, greedy-cost", "--format", "csv",
                      "--plot", tmp_path / "c.png")  # fmt: skip
     rows = rows_of(result.stdout)
@@ -156,9 +156,9 @@ def test_steps_end_a_search(workbench: Workbench, tmp_path: Path) -> None:
     assert "feasible (steps limit)" in succeed(*search).stdout
 
 
-def test_show_json_is_what_plan_printed(workbench: Workbench, tmp_path: Path) -> None:
+def test_show_json_is_what_plan_printed(few_tables: Workbench, tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
-    made = succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file,
+    made = succeed("plan", *few_tables.problem(), "--solver", "greedy-cost", "-o", file,
                    "--format", "json")  # fmt: skip
     shown = succeed("show", file, "--format", "json")
     found, said = json.loads(made.stdout), json.loads(shown.stdout)
@@ -184,14 +184,14 @@ def test_a_comparison_without_plans_is_shown_and_not_drawn(
 
 
 def test_show_without_its_profile_tells_what_is_missing(
-    workbench: Workbench, tmp_path: Path
+    few_tables: Workbench, tmp_path: Path
 ) -> None:
-    for file in workbench.folder.glob("plan*"):
+    for file in few_tables.folder.glob("plan*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     result = succeed("show", tmp_path / "plan.json")
     assert result.stderr == "times need the profile: give --profile\n"
     assert "hot/cold" in result.stdout
-    given = succeed("show", tmp_path / "plan.json", "--profile", workbench.profile)
+    given = succeed("show", tmp_path / "plan.json", "--profile", few_tables.profile)
     assert "step time" in given.stdout
     document = json.loads((tmp_path / "plan.json").read_text())
     (tmp_path / document["provenance"]["profile"]).mkdir()  # Of somebody else.
@@ -287,11 +287,11 @@ def table_wise_plan(workload: str, machine: str) -> placer.Plan:
     return placer.Plan(tables, topology, shards, provenance=Provenance(profile=workload))
 
 
-def test_verify(workbench: Workbench) -> None:
-    assert "is sound: " in succeed("verify", workbench.plan).stdout
-    as_json = succeed("verify", workbench.plan, "--format", "json").stdout
+def test_verify(few_tables: Workbench) -> None:
+    assert "is sound: " in succeed("verify", few_tables.plan).stdout
+    as_json = succeed("verify", few_tables.plan, "--format", "json").stdout
     assert json.loads(as_json) == {"sound": True, "violations": []}
-    assert succeed("verify", workbench.plan, "--format", "csv").stdout == "rule,where,message\n"
+    assert succeed("verify", few_tables.plan, "--format", "csv").stdout == "rule,where,message\n"
 
 
 def test_topology(tmp_path: Path) -> None:

@@ -21,18 +21,18 @@ def replanned(*arguments: str | Path) -> dict[str, object]:
     return found
 
 
-def test_an_unchanged_problem_keeps_its_plan(workbench: Workbench, tmp_path: Path) -> None:
+def test_an_unchanged_problem_keeps_its_plan(few_tables: Workbench, tmp_path: Path) -> None:
     new = tmp_path / "new.json"
     # Over more steps than these a search that goes on may find a little.
-    unchanged = (*workbench.problem(), "--horizon-steps", "1000")
-    result = succeed("replan", "--from", workbench.plan, *unchanged, "-o", new)
+    unchanged = (*few_tables.problem(), "--horizon-steps", "1000")
+    result = succeed("replan", "--from", few_tables.plan, *unchanged, "-o", new)
     assert "nothing moves" in result.stdout
     assert "never needed" in result.stdout
     assert "keep; plan written to" in result.stderr
-    old = placer.Plan.load(workbench.plan)
+    old = placer.Plan.load(few_tables.plan)
     assert set(placer.Plan.load(new).shards) == set(old.shards)
     assert "is sound" in succeed("verify", new).stdout
-    moved = json.loads(succeed("diff", workbench.plan, new, "--format", "json").stdout)
+    moved = json.loads(succeed("diff", few_tables.plan, new, "--format", "json").stdout)
     assert moved["changed_cells"] == 0
 
 
@@ -52,8 +52,8 @@ def test_a_smaller_machine(workbench: Workbench, tmp_path: Path) -> None:
     assert (tmp_path / plan.provenance.profile).resolve() == workbench.profile.resolve()
 
 
-def test_drift(workbench: Workbench, tmp_path: Path) -> None:
-    profile = placer.Profile.load(workbench.profile)
+def test_drift(few_tables: Workbench, tmp_path: Path) -> None:
+    profile = placer.Profile.load(few_tables.profile)
     rng = np.random.default_rng(1)
     tables = []
     for one in profile:
@@ -63,26 +63,26 @@ def test_drift(workbench: Workbench, tmp_path: Path) -> None:
         tables.append(placer.TableProfile(one.table, one.cdf, counts, one.features))
     drifted = tmp_path / "drifted"
     placer.Profile(tuple(tables), profile.samples, source="drifted").save(drifted)
-    new, problem = tmp_path / "new.json", ("--profile", drifted, *workbench.machine())
+    new, problem = tmp_path / "new.json", ("--profile", drifted, *few_tables.machine())
     roomy = [*problem, "--hbm", "120KiB"]
-    found = replanned("--from", workbench.plan, *roomy, "--horizon-steps", "0", "-o", new)
+    found = replanned("--from", few_tables.plan, *roomy, "--horizon-steps", "0", "-o", new)
     assert found["chosen"] == "keep"
     # Its rows have gone cold, which `show` tells as well.
-    recorded = placer.Plan.load(workbench.plan).solver.step_time_s
+    recorded = placer.Plan.load(few_tables.plan).solver.step_time_s
     assert float(str(found["step_time_s"])) > 1.01 * recorded
     shown = json.loads(succeed("show", new, "--format", "json").stdout)
     assert shown["step_time_s"] == pytest.approx(found["step_time_s"])
-    later = replanned("--from", workbench.plan, *roomy, "--horizon-steps", "1000000000", "-o", new)
+    later = replanned("--from", few_tables.plan, *roomy, "--horizon-steps", "1000000000", "-o", new)
     assert float(str(later["step_time_s"])) < float(str(found["step_time_s"]))
     shown = json.loads(succeed("show", new, "--format", "json").stdout)
     assert shown["step_time_s"] == pytest.approx(later["step_time_s"])
 
 
-def test_a_budget_alone_is_of_the_old_plans_machine(workbench: Workbench, tmp_path: Path) -> None:
+def test_a_budget_alone_is_of_the_old_plans_machine(few_tables: Workbench, tmp_path: Path) -> None:
     """--help said that the machine is as the old plan has it, and --hbm took this machine."""
     old, new = tmp_path / "old.json", tmp_path / "new.json"
-    succeed("plan", *workbench.problem(), "--solver", "greedy-size", "-o", old)
-    again = ("--profile", workbench.profile, "--hbm", "110KiB", "--steps", "2", "-o", new)
+    succeed("plan", *few_tables.problem(), "--solver", "greedy-size", "-o", old)
+    again = ("--profile", few_tables.profile, "--hbm", "110KiB", "--steps", "2", "-o", new)
     succeed("replan", "--from", old, *again)
     before, after = (placer.Plan.load(path).topology for path in (old, new))
     assert [gpu.id for gpu in after.gpus] == [gpu.id for gpu in before.gpus]
@@ -97,12 +97,12 @@ def _memory(plan: Path) -> dict[str, int]:
     return {one.id: one.memory_bytes for one in (*topology.gpus, *topology.hosts)}
 
 
-def test_a_reserve_is_taken_off_once(workbench: Workbench, tmp_path: Path) -> None:
+def test_a_reserve_is_taken_off_once(few_tables: Workbench, tmp_path: Path) -> None:
     rules, old = tmp_path / "rules.yaml", tmp_path / "old.json"
     rules.write_text("reserve: {gpu: 4KiB, gpu:0: 8KiB, host: 1MiB}\n")
     asked = ("--constraints", rules, "--solver", "greedy-size", "--steps", "1")
-    succeed("plan", *workbench.problem(), *asked, "-o", old)
-    profile = ("--profile", workbench.profile, *asked)
+    succeed("plan", *few_tables.problem(), *asked, "-o", old)
+    profile = ("--profile", few_tables.profile, *asked)
     before = old
     for day in ("monday", "tuesday"):
         new = tmp_path / f"{day}.json"
@@ -114,7 +114,7 @@ def test_a_reserve_is_taken_off_once(workbench: Workbench, tmp_path: Path) -> No
         succeed("replan", before, *profile, flag, budget, "-o", before)
     expected = {"gpu:0": 87 << 10, "gpu:1": 91 << 10, "host:0": 63 << 20}
     assert _memory(before) == expected
-    succeed("replan", before, *workbench.problem(), *asked, "-o", before)
+    succeed("replan", before, *few_tables.problem(), *asked, "-o", before)
     assert _memory(before) == _memory(old)
     rules.write_text("reserve: {gpu:7: 4KiB}\n")
     assert "gpu:7" in fail("replan", old, *profile, "-o", new)
@@ -137,11 +137,11 @@ def test_dense_layers_take_their_memory_of_any_machine(
     assert _memory(new)["gpu:0"] == 2 << 30
 
 
-def test_pooling_is_the_old_plans_unless_it_is_given(workbench: Workbench, tmp_path: Path) -> None:
+def test_pooling_is_the_old_plans_unless_it_is_given(few_tables: Workbench, tmp_path: Path) -> None:
     old, new = tmp_path / "old.json", tmp_path / "new.json"
-    quick = ("--profile", workbench.profile, "--solver", "greedy-size", "--steps", "1")
+    quick = ("--profile", few_tables.profile, "--solver", "greedy-size", "--steps", "1")
     given = ("--pooling", "C1=mean", "--pooling", "C2=max")
-    succeed("plan", *quick, *workbench.machine(), *given, "-o", old)
+    succeed("plan", *quick, *few_tables.machine(), *given, "-o", old)
 
     def pooling(plan: Path) -> dict[str, str]:
         tables = placer.Plan.load(plan).tables
@@ -155,22 +155,22 @@ def test_pooling_is_the_old_plans_unless_it_is_given(workbench: Workbench, tmp_p
     assert pooling(new) == pooling(old) | {"C1": "sum"}
 
 
-def test_what_goes_wrong(workbench: Workbench, tmp_path: Path) -> None:
+def test_what_goes_wrong(few_tables: Workbench, tmp_path: Path) -> None:
     new = tmp_path / "new.json"
-    before = ("replan", "--from", workbench.plan)
-    tiny = ("--profile", workbench.profile, "--topology", "1xt4", "--hbm", "1KiB", "-o", new)
+    before = ("replan", "--from", few_tables.plan)
+    tiny = ("--profile", few_tables.profile, "--topology", "1xt4", "--hbm", "1KiB", "-o", new)
     assert "no plan (infeasible)" in fail(*before, *tiny, exit_code=3)
     assert "either --profile or --workload" in invoke(*before, "-o", new).stderr
-    negative = invoke(*before, *workbench.problem(), "--horizon-steps", "-1", "-o", new)
+    negative = invoke(*before, *few_tables.problem(), "--horizon-steps", "-1", "-o", new)
     assert negative.exit_code == 2
     assert not new.exists()
 
 
-def test_show_with_constraints(workbench: Workbench, tmp_path: Path) -> None:
+def test_show_with_constraints(few_tables: Workbench, tmp_path: Path) -> None:
     rules, plan = tmp_path / "rules.yaml", tmp_path / "plan.json"
     rules.write_text("tables: {C3: {devices: [gpu:0]}}\nreserve: {gpu: 4KiB}\n")
     asked = ("--constraints", rules)
-    succeed("plan", *workbench.problem(), *asked, "--solver", "greedy-cost", "-o", plan)
+    succeed("plan", *few_tables.problem(), *asked, "--solver", "greedy-cost", "-o", plan)
     assert "not those that the plan was made for" not in succeed("show", plan, *asked).stderr
     assert "not those that the plan was made for" in succeed("show", plan).stderr
     text = succeed("show", plan, "--explain", "C3", *asked).stdout
@@ -186,9 +186,9 @@ def _of_another_model(folder: Path) -> Path:
 
 
 def test_a_profile_of_other_tables_is_refused_unless_it_is_meant(
-    workbench: Workbench, tmp_path: Path
+    few_tables: Workbench, tmp_path: Path
 ) -> None:
-    profile = placer.Profile.load(workbench.profile)
+    profile = placer.Profile.load(few_tables.profile)
     first, second, *others = profile.tables
     table = replace(first.table, rows=first.table.rows + 5)
     grown = placer.TableProfile(table, placer.AccessCdf.zipf(table.rows, 1.0))
@@ -196,7 +196,7 @@ def test_a_profile_of_other_tables_is_refused_unless_it_is_meant(
     changed = placer.Profile((grown, named, *others[:-1]))
     changed.save(tmp_path / "other")
     more = ("--profile", tmp_path / "other", "--time-limit", "0.5")
-    line = fail("replan", workbench.plan, *more)
+    line = fail("replan", few_tables.plan, *more)
     for words in (
         f"'{first.name}' has {table.rows} rows, not {first.table.rows}",
         f"'{second.name}' is missing",
@@ -205,7 +205,7 @@ def test_a_profile_of_other_tables_is_refused_unless_it_is_meant(
         "--other-data",
     ):
         assert words in line
-    assert "not kept" in succeed("replan", workbench.plan, *more, "--other-data").stderr
+    assert "not kept" in succeed("replan", few_tables.plan, *more, "--other-data").stderr
 
 
 @pytest.mark.parametrize("command", ["show", "simulate", "report", "train"])

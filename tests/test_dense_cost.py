@@ -219,11 +219,11 @@ def test_a_larger_batch_takes_a_longer_dense_part() -> None:
     assert "batch size x2" not in changes
 
 
-def test_commands_keep_what_was_asked(workbench: Workbench, tmp_path: Path) -> None:
+def test_commands_keep_what_was_asked(few_tables: Workbench, tmp_path: Path) -> None:
     layers, plan = tmp_path / "layers.yaml", tmp_path / "plan.json"
     layers.write_text("top: [8, 1]\nbottom: [8]\ndense_features: 2\nflops_per_s: 1e9\n")
     made = succeed(
-        "plan", *workbench.problem(), "--hbm", "1MiB", "--dense", layers, "--pipeline", "serial",
+        "plan", *few_tables.problem(), "--hbm", "1MiB", "--dense", layers, "--pipeline", "serial",
         "--solver", "greedy-cost", "-o", plan, "--format", "json",
     )  # fmt: skip
     facts = json.loads(made.stdout)
@@ -238,7 +238,7 @@ def test_commands_keep_what_was_asked(workbench: Workbench, tmp_path: Path) -> N
     assert replayed["look_ahead"] is False
     assert replayed["step_mean_s"] > facts["dense_s"] == replayed["dense_s"]
     words = succeed(
-        "compare", *workbench.problem(), "--hbm", "1MiB", "--solvers", "greedy-cost",
+        "compare", *few_tables.problem(), "--hbm", "1MiB", "--solvers", "greedy-cost",
         "--dense", "measured:3ms",
     ).stdout  # fmt: skip
     assert "steps have dense layers" in words

@@ -31,7 +31,8 @@ def ids_by_rank(plan: Plan, table: str) -> list[int]:
     """Every id of a table, in the order of the plan's ranks."""
     listed = plan.hot_ids[table].tolist() if plan.order_of(table).kind == "profile" else []
     rows = plan.tables_by_name[table].rows
-    return [*listed, *(row for row in range(rows) if row not in set(listed))]
+    known = set(listed)
+    return [*listed, *(row for row in range(rows) if row not in known)]
 
 
 def ordered(plan: Plan, listed: list[int] | None) -> Plan:

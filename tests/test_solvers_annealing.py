@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -42,14 +43,21 @@ def problem() -> Problem:
     return problem_of(*tables, topology=unequal_machine(8 << 20), batch_size=512)
 
 
-def annealed(
-    steps: int, hot: float, power: int = 24, many_gpus: int = 64
-) -> tuple[AnnealingProblem, State, Assignment, float, float]:
-    """The state after some moves, the best assignment, and step times of both."""
+@cache
+def begun() -> Assignment:
+    """A first assignment, which is not changed."""
     instance = Instance(problem(), Roofline())
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
     assert start is not None
+    return start
+
+
+def annealed(
+    steps: int, hot: float, power: int = 24, many_gpus: int = 64
+) -> tuple[AnnealingProblem, State, Assignment, float, float]:
+    """The state after some moves, the best assignment, and step times of both."""
+    start = begun()
     arrays = AnnealingProblem([start], Clock.start(Limits(time_limit_s=60.0)))
     model, state, step_s = arrays.start(start, power)
     rules = Rules(0.4, 0.75, many_gpus, 0.5, power, step_s, hot, 0.0)
@@ -85,10 +93,7 @@ def test_sums_of_a_state_are_those_of_its_shards(hot: float, many_gpus: int) -> 
 
 def test_of_two_starts_neither_is_lost() -> None:
     """Runs go on from both by turns, and what they find is no slower than either."""
-    instance = Instance(problem(), Roofline())
-    bound = lagrangian_bound(instance)
-    slow = construct(instance, bound, bound.step_time_s)
-    assert slow is not None
+    slow = begun()
 
     def found_from(start: Assignment, other: Assignment | None, steps: int) -> float:
         clock = Clock.start(Limits(time_limit_s=600, max_steps=steps))
@@ -245,10 +250,7 @@ def test_as_many_runs_at_once_as_threads(
         made(every, clock)
 
     monkeypatch.setattr(search, "make_moves", counted)
-    instance = Instance(problem(), Roofline())
-    bound = lagrangian_bound(instance)
-    start = construct(instance, bound, bound.step_time_s)
-    assert start is not None
+    start = begun()
     limits = Limits(time_limit_s=20.0, threads=3, max_steps=max_steps)
     prepare(limits)
     params = AnnealingParams(first_steps=1000, longest=1)
@@ -283,10 +285,7 @@ def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
         asked_in.append(threading.current_thread())
         return len(asked_in) > 20
 
-    instance = Instance(problem(), Roofline())
-    bound = lagrangian_bound(instance)
-    start = construct(instance, bound, bound.step_time_s)
-    assert start is not None
+    start = begun()
     limits = Limits(time_limit_s=600.0, threads=3, stop=stop)
     prepare(limits)
     params = AnnealingParams(first_steps=10**12, idle_runs=10**9)

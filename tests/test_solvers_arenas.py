@@ -168,7 +168,7 @@ def test_nothing_is_replicated_where_its_collectives_take_longer(
     model = Calibrated(calibration(exchange_byte=1e-6, replicas=replicas_s))
     tables = [zipf_table(f"t{n}", 20, 8, lookups=20) for n in range(4)]
     asked = problem_of(*tables, topology=machine(2), batch_size=256)
-    for solver in ("greedy-cost", "auto"):
+    for solver in ("greedy-cost", "auto")[: fewer(2, 1)]:
         result = solve(asked, solver=solver, cost_model=model, max_steps=60)
         assert result.plan is not None
         assert any(len(shard.devices) > 1 for shard in result.plan.shards) == replicates

@@ -80,7 +80,7 @@ def test_plans_on_drives_against_the_best_of_all(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("few_shares")
-@pytest.mark.parametrize("seed", mostly_slow(SERVED, 2, 13, 18))
+@pytest.mark.parametrize("seed", mostly_slow(SERVED, 2, 18))
 def test_plans_on_drives_and_servers_against_the_best_of_all(seed: int) -> None:
     """On 13, all tables are on the server, and no GPU launches anything.
 
@@ -200,7 +200,11 @@ def test_bytes_on_drives_are_not_said_to_be_in_dram() -> None:
     ("rule", "keeps_off"),
     [
         (TableRule(forbid=frozenset({"ssd"})), lambda shard: shard.memory == "ssd"),
-        (TableRule(forbid=frozenset({"narrow"})), lambda shard: shard.dtype is not None),
+        pytest.param(
+            TableRule(forbid=frozenset({"narrow"})),
+            lambda shard: shard.dtype is not None,
+            marks=pytest.mark.slow,
+        ),
         (TableRule(tier="ssd"), lambda shard: shard.memory != "ssd"),
     ],
 )

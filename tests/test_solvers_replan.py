@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fast_and_full import examples, mostly_slow
+from fast_and_full import examples, fewer, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine
@@ -36,7 +36,7 @@ from solvers.report.whatif import replan_report
 from solvers.search.old_placement import OldTable, old_assignment
 
 MODEL = Roofline()
-LIMITS = Limits(time_limit_s=600, max_steps=60)
+LIMITS = Limits(time_limit_s=600, max_steps=fewer(60, 20))
 
 INDEX_BYTES = int(index_buffer_bytes(zipf_table("t", 1).table, 1, 1))
 HBM = (50 << 10) + 160 * INDEX_BYTES

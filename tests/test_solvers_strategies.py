@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from fast_and_full import combinations, examples, mostly_slow
+from fast_and_full import combinations, examples, fewer, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine, sized
@@ -239,7 +239,7 @@ def test_blocks_of_rows_are_in_the_order_of_the_gpus(name: str) -> None:
 
 
 def test_the_beam_options_by_columns_only() -> None:
-    for case in ("roomy", "tight", "unequal gpus"):
+    for case in ("tight", "roomy", "unequal gpus")[: fewer(3, 1)]:
         problem = PROBLEMS[case]()
         plan = run("beam", problem).plan
         assert plan is not None

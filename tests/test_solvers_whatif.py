@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from calibration_cases import calibration
-from fast_and_full import examples, mostly_slow
+from fast_and_full import examples
 from hypothesis import given
 from plan_cases import machine
 from problem_cases import problem_of, problems, zipf_table
@@ -181,7 +181,8 @@ def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> 
     assert len(some.effects) == 2
 
 
-@pytest.mark.parametrize("seed", mostly_slow([2, 3, 4], 4))
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 3, 4])
 def test_more_of_a_resource_is_never_a_loss(seed: int) -> None:
     """A search of few steps may end worse on a better machine: then the plan as it is stays."""
     machine = Topology.parse("2xa100-40", hbm="600MiB")

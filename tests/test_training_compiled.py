@@ -23,6 +23,7 @@ LOG = small_log(700)  # The last batch is smaller: compiled code must take other
 PLAN = plan_for(LOG, "staged")
 
 
+@pytest.mark.slow
 def test_a_compiled_model_trains_alike(tmp_path: Path) -> None:
     config = replace(QUICK, compile="aot_eager", backend="tiered")
     compiled = train(PLAN, LOG, config, checkpoints=CheckpointPolicy(tmp_path / "compiled"))

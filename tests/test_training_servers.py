@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cli_cases import Workbench, succeed
 from executor_cases import machine
+from fast_and_full import some
 from ranks_launcher import Job, Outcomes, run
 from test_training_ranks import close
 from torch.distributed import TCPStore
@@ -46,6 +47,7 @@ SERVED = {
     NAMES[1]: with_server(CASES[NAMES[1]].plan, "gpu:1"),
     NAMES[2]: with_server(CASES[NAMES[2]].plan, "gpu:0", "gpu:1"),  # All tables.
 }
+TRAINED = some(NAMES, NAMES[0], NAMES[2])
 
 
 def test_a_server_has_no_part_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +64,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(folder: Path) -> dict[str, TrainResult]:
-    return trained_alone({name: CASES[name] for name in NAMES}, folder)
+    return trained_alone({name: CASES[name] for name in TRAINED}, folder)
 
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path, alone: dict[str, TrainResult]) -> Outcomes:
-    cases = {name: replace(CASES[name], plan=plan) for name, plan in SERVED.items()}
+    cases = {name: replace(CASES[name], plan=SERVED[name]) for name in TRAINED}
     first = cases[NAMES[0]]
     jobs: list[Job] = [
         (name, trains, (case, folder / "three" / name)) for name, case in cases.items()
@@ -104,7 +106,7 @@ def refuses_resuming(rank: int, world: int, case: Case, folder: Path) -> str:
     return ends_with(case, folder)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TRAINED)
 def test_two_ranks_and_a_server_train_as_one_process(
     name: str, folder: Path, alone: dict[str, TrainResult], outcomes: Outcomes
 ) -> None:

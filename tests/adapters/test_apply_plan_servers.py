@@ -20,7 +20,7 @@ from apply_plan_cases import (
     plan_for,
     trained_whole,
 )
-from fast_and_full import some
+from fast_and_full import is_fast, some
 from plan_cases import machine
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor, nn
@@ -159,7 +159,8 @@ def grows(rank: int, world: int, with_server: bool) -> Any:
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("servers")
     jobs: list[Job] = [(kind, trains, (kind, PLANNED[kind], folder / kind)) for kind in TRAINED]
-    jobs += [("accumulates", accumulates, ()), ("grows", grows, (True,))]
+    if not is_fast():
+        jobs += [("accumulates", accumulates, ()), ("grows", grows, (True,))]
     return run(WORLD, jobs)
 
 
@@ -179,6 +180,7 @@ def test_a_model_of_ones_own_trains_with_a_server_as_in_one_process(
         assert torch.equal(second[2][name], value)
 
 
+@pytest.mark.slow
 def test_gradients_accumulate(outcomes: Outcomes) -> None:
     whole = clicks()
     _, tables = optimizers(whole, "adagrad")
@@ -194,6 +196,7 @@ def test_gradients_accumulate(outcomes: Outcomes) -> None:
         torch.testing.assert_close(weight, getattr(whole, name).weight.detach(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_tables_that_grow_keep_the_bits_that_they_have_without_a_server(
     outcomes: Outcomes,
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from cli_cases import Workbench, invoke, succeed
-from fast_and_full import mostly_slow
+from fast_and_full import fewer, is_fast, mostly_slow
 from growing_cases import click_samples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,13 +138,13 @@ def test_a_price_weighs_misses_against_time() -> None:
         assert step_s is not None
         return step_s, _missed(one)
 
-    capacities = itertools.product((1, 400, 1000, 4000), (1, 50, 500, 9000))
+    capacities = itertools.product((1, 1000, 400, 4000)[: fewer(4, 2)], (1, 500, 50, 9000)[: fewer(4, 2)])
     others = [
         costs(replace(problem, growing={"item": Growing(item), "user": Growing(user)}))
         for item, user in capacities
     ]
     missed = []
-    for price in (0.0, 2e-8, 1e-7, 1e-6, 1.0):
+    for price in (0.0, 1e-6, 1.0) if is_fast() else (0.0, 2e-8, 1e-7, 1e-6, 1.0):
         step_s, percent = costs(choose_capacities(problem, list(CURVES), model, price))
         missed.append(percent)
         least = min(other_s + price * other for other_s, other in others)

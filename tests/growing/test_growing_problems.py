@@ -201,7 +201,7 @@ def test_the_command_plans_tables_that_grow(planned: Path) -> None:
     assert known is not None
     assert Problem.of_plan(plan, known).sha256 == plan.provenance.problem_sha256
     again = invoke("replan", planned / "plan.json", "--profile", planned / "profile",
-                   "--time-limit", "1", "-o", planned / "next.json")  # fmt: skip
+                   "--steps", "1", "-o", planned / "next.json")  # fmt: skip
     assert again.exit_code == 0, again.output
     assert Plan.load(planned / "next.json").growing == plan.growing
 

@@ -36,7 +36,10 @@ from placer.tables import OPTIMIZERS
 
 STEPS = 4
 TRAINED = some(OPTIMIZERS, "adam")
-RESUMED = some(("rowwise_adagrad", "adam"), "rowwise_adagrad")
+RESUMED = some(("rowwise_adagrad", "adam"))
+OTHERS = some(
+    ("ahead", "weights", "settings", "growing", "growing alike"), "settings", "growing alike"
+)
 SHAPES = {"2 trainers and a server": (2, 1), "a trainer and 2 servers": (1, 2)}
 BATCHES = 4
 
@@ -329,7 +332,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
             topology=machine(trainers, servers=servers),
         )
         growing_plans.append(replace(made, growing=dict.fromkeys(names, Growing(11))))
-    return [
+    jobs = [
         *((name, alike, (trainers, plan(name))) for name in TRAINED),
         job("ahead", 2, ahead_or_not, plan("rowwise_adagrad")),
         job("weights", 1, weighted_bags, plan("adagrad")),
@@ -345,6 +348,7 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
         ("lacks", lacks, (trainers, plan("sgd"))),
         ("too few", refused, (too_many, trainers)),
     ]
+    return [one for one in jobs if one[0] not in {"ahead", "weights", "growing"} - {*OTHERS}]
 
 
 @pytest.fixture(
@@ -363,13 +367,12 @@ def outcomes(shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -
     return run(sum(shape), jobs_of(*shape, tmp_path_factory.mktemp("saved")))
 
 
-@pytest.mark.parametrize(
-    "what", [*TRAINED, "ahead", "weights", "settings", "growing", "growing alike"]
-)
+@pytest.mark.parametrize("what", [*TRAINED, *OTHERS])
 def test_tables_on_servers_train_as_in_one_process(what: str, outcomes: Outcomes) -> None:
     outcomes.of(what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", RESUMED)
 def test_plans_with_servers_and_without_load_each_others_checkpoints(
     optimizer: str, outcomes: Outcomes

@@ -337,7 +337,7 @@ def jobs(world: int) -> list[Job]:
         *(
             (f"trains in {dtype}", trains_alike, (in_type(dtype), STEPS, scale))
             for dtype, scale in (("float16", 20), ("bfloat16", 160))
-            if dtype in some(ROUNDING, "bfloat16")
+            if dtype in some(ROUNDING)
         ),
         ("beside DDP", beside_ddp, (summed,)),
     ]
