@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from data_cases import refused
-from fast_and_full import combinations
+from fast_and_full import combinations, mostly_slow
 
 from placer import Profile
 from placer.data import Schema, open_log
@@ -80,7 +80,7 @@ AS_TEXTS: dict[str, Callable[[list[int]], str]] = {
 
 
 @pytest.mark.parametrize("named", [{}, {"sparse": ["items"]}, {"sparse": ["items"], "dense": []}])
-@pytest.mark.parametrize("how", AS_NUMBERS)
+@pytest.mark.parametrize("how", mostly_slow(AS_NUMBERS, *[*AS_NUMBERS][:2]))
 def test_long_lists_of_numbers_are_lists(tmp_path: Path, how: str, named: dict[str, Any]) -> None:
     columns = with_labels(items=[AS_NUMBERS[how](ids) for ids in IDS])
     path = written(tmp_path / "log.csv", columns)
@@ -199,8 +199,7 @@ def test_a_separator_later_than_the_sample(tmp_path: Path, monkeypatch: pytest.M
     assert next(log.chunks(500)).dense[-3:, 0].tolist() == [12.5, np.float32(-1484.2), 3]
 
 
-@pytest.mark.parametrize("large", ["1.484,20", "1 484,20", "1\u202f484,20"])
-@pytest.mark.parametrize("separator", [",", ";"])
+@combinations("separator, large", [",", ";"], ["1.484,20", "1 484,20", "1\u202f484,20"])
 def test_european_numbers(tmp_path: Path, separator: str, large: str) -> None:
     price = [f"{i % 90},5" for i in range(300)]
     price[250] = large
@@ -360,8 +359,7 @@ def test_what_is_missing_is_part_of_what_identifies_rows(tmp_path: Path) -> None
 LINES = [[user, *((7 * user + item) % 90 for item in range(user % 6))] for user in range(200)]
 
 
-@pytest.mark.parametrize("between", [" ", "\t", ","])
-@pytest.mark.parametrize("end", ["\n", " \n", "\r\n"])
+@combinations("between, end", [" ", "\t", ","], ["\n", " \n", "\r\n"])
 def test_lines_of_interactions(tmp_path: Path, between: str, end: str) -> None:
     path = tmp_path / "train.txt"
     path.write_text("".join(between.join(map(str, line)) + end for line in LINES), newline="")

@@ -123,7 +123,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 }
 
 
-VARIED = ("tight", "two hosts", "tables that nobody reads")
+VARIED = ("two hosts", "tables that nobody reads")
 """Problems of which the fast tests ask every solver."""
 
 CONSTRAINTS: dict[str, Constraints] = {
@@ -352,6 +352,24 @@ class SearchContract(SolverContract):
         assert both < alone
 
 
+OF_ALL = frozenset(
+    {
+        "test_buffers_that_do_not_fit",
+        "test_drives_that_are_too_small",
+        "test_equal_seeds_give_equal_plans",
+        "test_equal_steps_give_equal_plans",
+        "test_key_maps_that_do_not_fit",
+        "test_no_plan_is_better_than_with_more_gpus",
+        "test_plans_survive_their_file",
+        "test_random_problems_with_room",
+        "test_reserved_memory_stays_free",
+        "test_rows_in_hbm_are_the_ids_that_the_log_reads_most",
+        "test_tables_that_do_not_fit",
+    }
+)
+"""What solvers share: the fast tests ask one of a kind."""
+
+
 class WholeTableContract(SolverContract):
     """The classic greedies: tables are never cut, and may find no place though there is one."""
 
@@ -388,22 +406,27 @@ class TestGreedySize(WholeTableContract):
 
 class TestGreedyLookup(WholeTableContract):
     name = "greedy-lookup"
+    slow_tests = OF_ALL
 
 
 class TestGreedySizeLookup(WholeTableContract):
     name = "greedy-size-lookup"
+    slow_tests = OF_ALL
 
 
 class TestGreedyDim(WholeTableContract):
     name = "greedy-dim"
+    slow_tests = OF_ALL
 
 
 class TestGreedyCost(SearchContract):
     name = "greedy-cost"
+    slow_tests = OF_ALL
 
 
 class TestIlp(SearchContract):
     name = "ilp"
+    slow_tests = OF_ALL
 
     @pytest.mark.slow
     def test_equal_seeds_and_steps_give_equal_answers_of_programs(self) -> None:

@@ -272,7 +272,8 @@ def test_annealing_that_is_done_again_has_another_seed(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(annealing, "anneal", told)
     problem = Problem(named_workload("random-4@4"), Topology.parse("2xh100", hbm="1GiB"), 4096)
-    Auto().solve(problem, Roofline(), Limits(time_limit_s=3600, seed=7, max_steps=fewer(40, 15), gap=0.0))
+    limits = Limits(time_limit_s=3600, seed=7, max_steps=fewer(40, 15), gap=0.0)
+    Auto().solve(problem, Roofline(), limits)
     assert len(seeds) > 1
     assert seeds == list(range(7, 7 + len(seeds)))
 

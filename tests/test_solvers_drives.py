@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from enumeration import Enumeration
-from fast_and_full import mostly_slow
+from fast_and_full import combinations, mostly_slow
 from plan_cases import machine, sized
 from problem_cases import problem_of, zipf_table
 from tiny_problems import tiny_problem, with_server
@@ -106,8 +106,9 @@ def small_memories() -> Problem:
 
 
 @pytest.mark.usefixtures("few_shares")
-@pytest.mark.parametrize("row_slices", [1, 2])
-@pytest.mark.parametrize("home", [ColdHome(0.75), ColdHome(1.0, "int8"), ColdHome(0.0, "bfloat16")])
+@combinations(
+    "row_slices, home", [1, 2], [ColdHome(0.75), ColdHome(1.0, "int8"), ColdHome(0.0, "bfloat16")]
+)
 def test_curves_equal_plans(row_slices: int, home: ColdHome) -> None:
     problem = small_memories()
     model, option = Roofline(), ShardingOption(row_slices, home=home)
@@ -336,8 +337,7 @@ def test_a_plan_is_not_lost_for_one_that_drives_have_no_room_for() -> None:
     assert solve(problem, "auto", max_steps=25, threads=1).plan is not None
 
 
-@pytest.mark.parametrize("widths", [(), ("bfloat16",)])
-@pytest.mark.parametrize("drive_bytes", [0, 57_000])
+@combinations("widths, drive_bytes", [(), ("bfloat16",)], [0, 57_000])
 def test_rows_that_nothing_reads_fill_memories_too(
     widths: tuple[ColdDType, ...], drive_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine, sized
 from problem_cases import problem_of, problems, resident_buffers, zipf_table
-from test_solvers import GAP, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
+from test_solvers import GAP, OF_ALL, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
 
 from cost_models import Roofline, ShardingOption, TableShard
 from placer import Constraints, Problem, TableRule, Topology
@@ -57,6 +57,7 @@ class TestBeam(StrategyContract):
 
 class TestDynamicProgramming(StrategyContract):
     name = "dp"
+    slow_tests = OF_ALL
 
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)

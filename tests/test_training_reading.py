@@ -92,7 +92,7 @@ def test_they_are_not_evaluated() -> None:
     assert twice.eval_samples == 1600
 
 
-@pytest.mark.parametrize("stop", mostly_slow([1, 7, 20, 33], 7, 33))
+@pytest.mark.parametrize("stop", mostly_slow([1, 7, 20, 33], 33))
 def test_a_resumed_run_is_equal(tmp_path: Path, stop: int) -> None:
     rng = np.random.default_rng(5)
     log = without_labels(LOG, (rng.random(1600) < 0.3) | (np.arange(1600) // 32 % 6 == 2))

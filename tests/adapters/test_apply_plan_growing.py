@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from apply_plan_cases import plan_for, table
+from fast_and_full import combinations
 from ranks_launcher import run
 from torch import Tensor, nn
 
@@ -248,8 +249,7 @@ def test_a_run_goes_on_to_the_same_bits(way: str, tmp_path: Path) -> None:
     _assert_same_run(first, second, (applied, other))
 
 
-@pytest.mark.parametrize("way", ["dicts", "tables", "model"])
-@pytest.mark.parametrize("more", [30, -20])
+@combinations("way, more", ["dicts", "tables", "model"], [30, -20])
 def test_a_model_with_other_capacities_loads_a_state(way: str, more: int, tmp_path: Path) -> None:
     first, applied = grown(optimizer="adam")
     for step in range(6):

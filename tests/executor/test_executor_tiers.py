@@ -81,7 +81,7 @@ def equal(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
 def test_pooled_rows_train_as_those_in_hbm(
     backend: str, lookup: str, entries: int, ahead: bool, optimizer: str
 ) -> None:
-    steps = 6 if backend == "tiered" else 3
+    steps = 6 if backend == "tiered" else fewer(3, 2)
     batches = [random_batch(tables(), seed=seed) for seed in range(steps)]
     expected = model_of(plan_of(tables(optimizer)), backend)
     train(expected, batches)
@@ -102,7 +102,7 @@ def test_pooled_rows_train_as_those_in_hbm(
 
 @combinations("backend, ahead", BACKENDS, [False, True])
 def test_rows_pooled_by_the_host_train_alike(backend: str, ahead: bool) -> None:
-    batches = [random_batch(tables(), seed=seed, weighted=True) for seed in range(3)]
+    batches = [random_batch(tables(), seed=seed, weighted=True) for seed in range(fewer(3, 2))]
     expected = model_of(plan_of(tables()), backend)
     model = model_of(split_plan("host", 0), backend)
     for number, batch in enumerate(batches):
@@ -193,7 +193,7 @@ def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> N
     models = [model_of(plan_of(tables()), "tiered")]
     models += [model_of(plan, backend, cache_policy=policy) for backend in BACKENDS]
     ready: list[tuple[int, list[object]]] = []
-    for number in range(data.draw(st.integers(1, fewer(12, 5)))):
+    for number in range(data.draw(st.integers(1, fewer(12, 4)))):
         batch = random_batch(tables(), 4, seed=data.draw(st.integers(0, 5)), longest=3)
         action = data.draw(
             st.sampled_from(["step", "prefetch", "use", "two", "evaluate", "drop", "load"])

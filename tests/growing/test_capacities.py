@@ -138,7 +138,8 @@ def test_a_price_weighs_misses_against_time() -> None:
         assert step_s is not None
         return step_s, _missed(one)
 
-    capacities = itertools.product((1, 1000, 400, 4000)[: fewer(4, 2)], (1, 500, 50, 9000)[: fewer(4, 2)])
+    most = fewer(4, 2)
+    capacities = itertools.product((1, 1000, 400, 4000)[:most], (1, 500, 50, 9000)[:most])
     others = [
         costs(replace(problem, growing={"item": Growing(item), "user": Growing(user)}))
         for item, user in capacities

@@ -193,7 +193,8 @@ def test_two_ranks_give_rows_to_keys_as_the_simulator_does() -> None:
             for place, table in enumerate(plan.tables)
         }
         plan = replace(plan, growing=growing)
-        batches = [keyed(random_chunk(plan, rng, most_samples=9), rng, 400) for _ in range(fewer(24, 16))]
+        drawn = (random_chunk(plan, rng, most_samples=9) for _ in range(fewer(24, 16)))
+        batches = [keyed(chunk, rng, 400) for chunk in drawn]
         ahead = number % 2 == 0
         cases[optimizer] = plan, batches, "torch", ahead
     outcomes = run(2, [(name, counted_with_keys, case) for name, case in cases.items()])
