@@ -41,6 +41,9 @@ def test_profile(workbench: Workbench, tmp_path: Path) -> None:
     told = succeed("profile", tmp_path / "log.csv", "-o", tmp_path / "q").stderr
     assert "no column is the label, which training needs" in told
     assert {profile.table.dim for profile in loaded} == {4}
+    (tmp_path / "marked.csv").write_text("label,user\n1,2\n0,3\n1,?\n")
+    told = succeed("profile", tmp_path / "marked.csv", "--null", "?,x", "-o", tmp_path / "r").stderr
+    assert "user 5 (ids up to 3)" in told
 
 
 def test_columns_of_parquet_can_be_chosen(workbench: Workbench, tmp_path: Path) -> None:

@@ -118,6 +118,10 @@ def test_a_few_lists_of_texts_whose_ids_stand_alone_elsewhere(tmp_path: Path) ->
     items[900] = "tag 4, tag 5"
     log = open_log(written(tmp_path / "log.csv", with_labels(items=items)))
     assert bags(log, "items")[899:902] == [[9], [5, 6], [2]]
+    # Words of a name are no list, though each of them is a name as well.
+    names = with_labels(items=["New", "York", "New York"] * 20)
+    log = open_log(written(tmp_path / "names.csv", names))
+    assert bags(log, "items") == [[1], [2], [3]] * 20
 
 
 @pytest.mark.parametrize("text", ["[[{i}, 2], [3]]", "[({i}, 2), (3, 4)]", "[]"])

@@ -129,6 +129,16 @@ def test_tensors_have_at_most_so_many_parts(saved: Path, monkeypatch: pytest.Mon
         loads(saved)
 
 
+def test_a_tensor_whose_name_is_no_text_is_refused(saved: Path) -> None:
+    def change(metadata: Metadata) -> None:
+        tensors = metadata.state_dict_metadata
+        tensors[5] = tensors.pop("model.t.weight")  # type: ignore[index]
+
+    changed(saved, change)
+    with pytest.raises(CheckpointError, match=r"names a tensor twice, or not by a text: 5"):
+        loads(saved)
+
+
 def test_cells_are_counted_not_numbers(saved: Path) -> None:
     def change(metadata: Metadata) -> None:
         """A part lies over the one before; both have bytes of their own."""
