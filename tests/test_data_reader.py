@@ -105,6 +105,11 @@ def test_a_vocabulary_does_not_depend_on_how_the_log_is_cut(
         assert found["t"].keys.tolist() == kept
 
 
+def test_a_local_file_may_be_named_by_its_uri(log_path: Path) -> None:
+    named = log_path.rename(log_path.with_name("a log of 100%.parquet"))
+    assert rows_of(open_log(named.as_uri()), "item") == rows_of(open_log(named), "item")
+
+
 def test_the_suffix_tells_the_format(tmp_path: Path) -> None:
     for name, message in [
         ("x.pt", "x.pt: no such file"),

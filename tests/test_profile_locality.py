@@ -8,11 +8,11 @@ import numpy.typing as npt
 import pytest
 
 from cost_models.step_equation.loads import slice_load
-from placer import Profile
+from placer import AccessCdf, Profile
 from placer.data.log import Bags
 from placer.plan.memory import slice_unique
 from placer.profile.count import AccessCounter
-from placer.profile.locality import LocalityCounter, WindowCounts, added
+from placer.profile.locality import DistinctRows, LocalityCounter, WindowCounts, added
 from placer.profile.table_profile import TableProfile, UnknownIds
 from placer.workloads.batches import drawn_batches
 
@@ -77,6 +77,13 @@ def test_all_that_counts_distinct_rows_counts_these() -> None:
         steps = np.diff(table.unique_at_ranks(lookups)) / np.diff(table.cdf.ranks)
         assert (np.diff(steps) <= 1e-12).all()  # Hotter rows are touched more often.
         assert steps.max() <= 1
+
+
+def test_beyond_the_largest_window_its_line_goes_on() -> None:
+    """A hundred times the lookups read ten times the rows, of so many that none comes again."""
+    windows = (WindowCounts(100, 1, 100, 10), WindowCounts(10_000, 2, 20_000, 200))
+    found = DistinctRows.of(windows).draws(1e6, AccessCdf.zipf(10**9, 0.0))
+    assert found == pytest.approx(1000, rel=1e-3)
 
 
 def test_windows_of_short_logs_by_hand() -> None:
