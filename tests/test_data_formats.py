@@ -425,3 +425,9 @@ def test_files_that_were_joined_with_their_headers(
         list(open_log(path).chunks())
     path.write_bytes(part + gzip.compress(b"u3,a,1\n"))
     assert sum(chunk.samples for chunk in open_log(path).chunks()) == 3
+
+
+def test_a_known_word_beside_codes_is_no_header(tmp_path: Path) -> None:
+    """Names of columns begin with letters, so that the first line is a sample."""
+    (tmp_path / "log.csv").write_text("item,7f3a\nshop,9c2e\nbook,8d\n")
+    assert open_log(tmp_path / "log.csv").tables == {"c0": 4, "c1": 4}
