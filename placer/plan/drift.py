@@ -24,7 +24,7 @@ _NAMED = 8
 """Most tables that a sentence names."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _CdfOverRanks(AccessCdf):
     """Cumulative shares of lookups over the ranks of any row order: rising, but not concave."""
 

@@ -1,7 +1,7 @@
 """Access CDFs over ranks: how a table's lookups spread over its rows."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import repeat
 from typing import Any
@@ -20,7 +20,7 @@ _BLOCK_ROWS = 1 << 20
 _FEW = 1 << 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AccessCdf:
     """Share of a table's lookups that fall in its k hottest rows.
 
@@ -47,11 +47,6 @@ class AccessCdf:
 
     ranks: Int
     shares: Float
-    # Rows of each segment, and the probability that a lookup reads a given one of them, shape (m,).
-    widths: Int = field(init=False, repr=False)
-    row_share: Float = field(init=False, repr=False)
-    # Logarithm of the probability that a lookup does not read a given row, shape (m,).
-    _log_unread: Float = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         ranks = np.ascontiguousarray(self.ranks, dtype=np.int64)
@@ -71,11 +66,6 @@ class AccessCdf:
             raise ProfileError(f"an access CDF must end at 1, not at {shares[-1]}")
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "shares", shares)
-        # Kept, as planning many tables takes half of its time for expected unique rows.
-        object.__setattr__(self, "widths", widths)
-        object.__setattr__(self, "row_share", slopes)
-        with np.errstate(divide="ignore"):
-            object.__setattr__(self, "_log_unread", np.log1p(-np.minimum(slopes, 1.0)))
 
     @classmethod
     def from_counts(cls, counts: npt.ArrayLike, rows: int | None = None) -> "AccessCdf":
@@ -136,6 +126,23 @@ class AccessCdf:
     def rows(self) -> int:
         """Rows of the table."""
         return int(self.ranks[-1])
+
+    # Kept, because planning many tables takes most of its time for expected unique rows.
+    @cached_property
+    def widths(self) -> Int:
+        """Number of rows of each segment, shape (m,)."""
+        return np.diff(self.ranks)
+
+    @cached_property
+    def row_share(self) -> Float:
+        """Probability that a lookup reads a given row of each segment, shape (m,)."""
+        return np.diff(self.shares) / self.widths
+
+    @cached_property
+    def _log_unread(self) -> Float:
+        """Logarithm of the probability that a lookup does not read a given row, shape (m,)."""
+        with np.errstate(divide="ignore"):
+            return np.log1p(-np.minimum(self.row_share, 1.0))
 
     def share(self, hot_rows: npt.ArrayLike) -> Float:
         """Return the share of lookups that fall in the `hot_rows` hottest rows (any shape)."""

@@ -60,7 +60,8 @@ def make_room(
     ways: list[list[_Way]] = [[] for _ in groups]
     for number in sorted(range(len(groups)), key=lambda n: -_bytes_of(instance, groups[n])):
         # Costing the ways of thousands of tables takes minutes: small ones have to do with fewer.
-        ways[number] = _ways(instance, groups[number], options, only_whole=clock.spent)
+        is_late = clock.left_s < 0 or clock.stopped
+        ways[number] = _ways(instance, groups[number], options, only_whole=is_late)
     size = [min(way.bytes for way in of) for of in ways]
     rng, room = random.Random(seed), _Room(instance, ways)
     if not all(room.place(number) for number in sorted(range(len(ways)), key=lambda n: -size[n])):
