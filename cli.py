@@ -726,7 +726,7 @@ def train(
         )
     if speaks:
         known = profile_of(loaded, plan_path, profile_path, other_data=True)
-        planned = solver_reports.hbm_shares(loaded, known) if result.hit_rates else None
+        planned = cost_reports.hbm_shares(loaded, known) if result.hit_rates else None
         report.print_training(result, config, output, run.trace, run.checkpoints, planned)
     sys.exit(_EXIT_INTERRUPTED if result.interrupted else 0)
 

@@ -50,7 +50,7 @@ from solvers.model.knapsack import (
 from solvers.result import Limits, Termination
 from solvers.search.branching import BranchingParams, branch_and_bound, formulation
 from solvers.search.construction import construct
-from solvers.search.room import make_room
+from solvers.search.room import _Room, make_room
 from solvers.strategies import _search
 from solvers.strategies._base import Stage, StagedStrategy
 from solvers.strategies._search import Search
@@ -425,6 +425,41 @@ def test_room_is_made_for_tables_that_fit_only_as_replicas() -> None:
     assignment = make_room(instance, options, 0, clock)
     assert assignment is not None
     assert [replica.table for replica in assignment.replicas] == [1]
+
+
+def test_a_block_goes_where_the_fewest_bytes_lack() -> None:
+    """What lacks with the block on each GPU is what lacks if it is put there and all is counted."""
+    problem = problem_of(
+        *(zipf_table(f"t{n}", 20_000, 32, lookups=20.0) for n in range(4)),
+        topology=machine(2, 2, hbm_bytes=3 << 20, dram_bytes=4 << 20),
+        batch_size=512,
+    )
+    room, rng = _Room(Instance(problem, Roofline()), []), np.random.default_rng(3)
+    for _ in range(20):
+        least, cold = rng.integers(0, 5 << 20, 4) * 1.0, rng.integers(0, 4 << 20, (2, 4)) * 1.0
+        more, rows = float(rng.integers(0, 3 << 20)), rng.integers(0, 3 << 20, 2) * 1.0
+        lacking = room._lacking_with(least, cold, more, rows)
+        for gpu in range(4):
+            one = np.arange(4) == gpu
+            over = room._over_bytes(least + more * one, cold + rows[:, None] * one)
+            assert lacking[gpu] == pytest.approx(sum(float(of.sum()) for of in over), abs=1e-3)
+
+
+def test_room_is_made_by_whole_tables_if_no_time_is_left() -> None:
+    tables = [zipf_table(f"t{n}", 3000 * n, 32, lookups=float(n)) for n in range(1, 8)]
+    problem = problem_of(*tables, topology=machine(2, hbm_bytes=3 << 20))
+    instance = Instance(problem, Roofline())
+    options = usable_options(instance)
+    assert not isinstance(options, Termination)
+    costed: list[int] = []
+    for left_s in (60.0, -1.0):
+        clock = Clock(Limits(), deadline=time.monotonic() + left_s, steps_left=None)
+        fresh = Instance(problem, Roofline())
+        assignment = make_room(fresh, options, 0, clock)
+        assert assignment is not None
+        costed.append(len(fresh._model_curves))
+    assert costed[1] < costed[0] / 2
+    assert all(option.shard_count == 1 for option in assignment.option_of.values())
 
 
 class Unlucky(StagedStrategy):

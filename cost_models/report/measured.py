@@ -1,4 +1,4 @@
-"""Reports of `placer simulate` and `placer calibrate`."""
+"""Report simulations and calibrations, and the expected shares of lookups that HBM serves."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,6 +6,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cost_models.calibrated.model import Calibration
+from cost_models.roofline import Roofline
+from placer.plan.plan import Plan
+from placer.problem import Problem
+from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, attributes, columns, table_of
 from placer.report.training import keys_section
@@ -188,3 +192,18 @@ def calibration_report(calibration: Calibration) -> Report:
     }
     backend = calibration.setting.get("backend", "?")
     return Report(f"Calibration of backend {backend}", (constants,), facts, tuple(headline))
+
+
+def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:
+    """Return the expected share of lookups in HBM, by table; of all tables under the key None.
+
+    The shares depend on the profile's counts and the rows in HBM, not on the cost model. Without a
+    profile, the result is empty.
+    """
+    if profile is None:
+        return {}
+    problem = Problem.of_plan(plan, profile).in_plan_order(plan)
+    cost = Roofline().evaluate(problem, plan)
+    return {None: cost.hbm_lookup_share} | {
+        table: own.hbm_lookup_share for table, own in cost.tables.items()
+    }

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from solvers.report.compare import plot_fleet as plot_fleet
     from solvers.report.explain import explain_report as explain_report
     from solvers.report.explain import memory_report as memory_report
-    from solvers.report.plan import hbm_shares as hbm_shares
     from solvers.report.plan import plan_report as plan_report
     from solvers.report.progress import refusal as refusal
     from solvers.report.progress import search_progress as search_progress

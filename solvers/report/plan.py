@@ -9,7 +9,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from cost_models import CostReport, Roofline
+from cost_models import CostReport
 from cost_models.cost_report import GpuCost, HostCost
 from placer.constraints.unmet import kinds_of
 from placer.dense import DenseLayers
@@ -17,8 +17,6 @@ from placer.plan.drift import even_words
 from placer.plan.fields import Memory, Shard
 from placer.plan.memory import MemoryUse, device_memory, record_bytes
 from placer.plan.plan import Plan
-from placer.problem import Problem
-from placer.profile.profile import Profile
 from placer.report import section as form
 from placer.report.section import (
     Column,
@@ -391,18 +389,3 @@ def _kind_section(tables: Sequence[Row]) -> Section:
         Column("lookups_per_sample", "lookups", form.count),
         Column("time_s", "GPU time"),
     )
-
-
-def hbm_shares(plan: Plan, profile: Profile | None) -> dict[str | None, float]:
-    """Return the expected share of lookups in HBM, by table; of all tables under the key None.
-
-    The shares depend on the profile's counts and the rows in HBM, not on the cost model. Without a
-    profile, the result is empty.
-    """
-    if profile is None:
-        return {}
-    problem = Problem.of_plan(plan, profile).in_plan_order(plan)
-    cost = Roofline().evaluate(problem, plan)
-    return {None: cost.hbm_lookup_share} | {
-        table: own.hbm_lookup_share for table, own in cost.tables.items()
-    }
