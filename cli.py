@@ -29,7 +29,7 @@ from placer.click_options import Commands, add_command, refuse_others, refuse_wi
 from placer.click_types import Choice, InputPath, LocalPath, Name, Number, OutputPath
 from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of, number_of
-from placer.errors import ProblemError
+from placer.errors import ProblemError, TopologyError
 from placer.knobs import argument, option, options_of
 from placer.units import counted, format_bytes, parse_bytes, parse_sizes
 from solvers import options as shared
@@ -393,14 +393,16 @@ def compare(
     budgets = hbm.split(",") if hbm else [None]
     prices = shared.prices_of(price_text, machines)
     rows: list[solvers.CompareRow] = []
-    refused: list[ProblemError] = []
+    refused: list[ProblemError | TopologyError] = []
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
             try:
                 problem = options.problem_on(loaded, name, budget)
-            except ProblemError as error:  # Rules may name a GPU that only other machines have.
-                machine = placer.Topology.parse(name, hbm=budget, dram=options.dram)
-                rows += refused_rows(machine, names, models, error)
+            # Other machines may have the GPU that a rule names, or cards with that much memory.
+            except (ProblemError, TopologyError) as error:
+                hbm_bytes = parse_bytes(budget) if budget else None
+                machine = placer.Topology.parse(name)
+                rows += refused_rows(machine, hbm_bytes, names, models, error)
                 refused.append(error)
                 continue
             with report.progress_bar("solvers") as update:

@@ -548,6 +548,17 @@ def test_machines_without_a_pinned_gpu_have_rows_that_say_so(tmp_path: Path, com
     assert there["step_time_s"] > 0
 
 
+def test_machines_with_less_memory_than_a_budget_have_rows_that_say_so() -> None:
+    asked = ("--workload", "random-3@1", "--solvers", "greedy-size", "--format", "json",
+             "--topology", "1xt4,1xa100-40", "--hbm", "1GiB,20GiB")  # fmt: skip
+    small, refused, *larger = json.loads(succeed("compare", *asked).stdout)["comparison"]
+    assert small["step_time_s"] > 0
+    assert (refused["topology"], refused["hbm_budget_bytes"]) == ("1xt4", 20 << 30)
+    assert (refused["status"], refused["step_time_s"]) == ("infeasible", None)
+    assert "its card, 't4', has 15 GiB" in refused["detail"]
+    assert all(row["step_time_s"] > 0 for row in larger)
+
+
 def test_compare_ends_with_an_error_if_no_machine_has_a_pinned_gpu(tmp_path: Path) -> None:
     rules = write(tmp_path, "tables: {t1: {devices: ['gpu:5']}}")
     line = fail("compare", "--workload", "random-3@1", "--topology", "1xt4,2xt4",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import cost_models as models
 from cost_models import CostModel, CostReport
-from placer.errors import ProblemError
+from placer.errors import PlacerError, ProblemError
 from placer.problem import Problem
 from placer.topology.kinds import LIST_PRICES, Price
 from placer.topology.topology import Topology
@@ -131,13 +131,18 @@ def compare(
 
 
 def refused_rows(
-    machine: Topology, solvers: Sequence[str], cost_models: Sequence[str], error: ProblemError
+    machine: Topology,
+    hbm_bytes: int | None,
+    solvers: Sequence[str],
+    cost_models: Sequence[str],
+    error: PlacerError,
 ) -> list[CompareRow]:
     """Return the rows of a machine for which there is no problem, in the order of `compare`.
 
-    For example, constraints pin a table to a GPU that the machine lacks.
+    For example, constraints pin a table to a GPU that the machine lacks, or its GPUs have less
+    memory than a budget of `hbm_bytes`.
     """
-    hbm_bytes = max(gpu.memory_bytes for gpu in machine.gpus)
+    hbm_bytes = hbm_bytes or max(gpu.memory_bytes for gpu in machine.gpus)
     why: Any = {"topology": machine.name, "detail": str(error)}
     rows = itertools.product(cost_models, solvers)
     return [CompareRow(hbm_bytes, solver, model, "infeasible", **why) for model, solver in rows]

@@ -36,7 +36,7 @@ class Strategy(ABC):
     name: str
     no_plan: ClassVar[str] = (
         "no placement was found: every GPU needs room for the buffers of its shards, every host "
-        "for their cold rows; raise --hbm or the time limit, or lower --batch-size"
+        "for their cold rows; raise --hbm, lower --batch-size, or search for longer"
     )
     """The message of a result without a plan."""
 
