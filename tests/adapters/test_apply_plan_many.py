@@ -146,7 +146,8 @@ def _trains(rank: int, world: int, optimizer: str) -> Any:
     return model.state_dict(), state, before
 
 
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("adagrad", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
 def test_calls_that_wait_for_one_another_train_as_one_process(optimizer: str) -> None:
     outcomes = run(WORLD, [("trains", _trains, (optimizer,))])
     alone = Many(4)

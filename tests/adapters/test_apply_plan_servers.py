@@ -20,7 +20,6 @@ from apply_plan_cases import (
     plan_for,
     trained_whole,
 )
-from fast_and_full import is_fast, some
 from plan_cases import machine
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor, nn
@@ -35,7 +34,8 @@ from placer.storage.checkpoint import load_tables, save_tables
 TRAINERS, WORLD, STEPS = 2, 3, 6
 PLANNED = {"rowwise_adagrad": "rowwise_adagrad", "adagrad": "sgd", "adam": "adam"}
 """Optimizers, and those of their plans."""
-TRAINED = some(PLANNED, "adagrad")
+
+pytestmark = pytest.mark.slow
 
 
 def served_plan(optimizer: str) -> Plan:
@@ -158,13 +158,12 @@ def grows(rank: int, world: int, with_server: bool) -> Any:
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     folder = tmp_path_factory.mktemp("servers")
-    jobs: list[Job] = [(kind, trains, (kind, PLANNED[kind], folder / kind)) for kind in TRAINED]
-    if not is_fast():
-        jobs += [("accumulates", accumulates, ()), ("grows", grows, (True,))]
+    jobs: list[Job] = [(kind, trains, (kind, PLANNED[kind], folder / kind)) for kind in PLANNED]
+    jobs += [("accumulates", accumulates, ()), ("grows", grows, (True,))]
     return run(WORLD, jobs)
 
 
-@pytest.mark.parametrize("kind", TRAINED)
+@pytest.mark.parametrize("kind", PLANNED)
 def test_a_model_of_ones_own_trains_with_a_server_as_in_one_process(
     kind: str, outcomes: Outcomes
 ) -> None:
@@ -180,7 +179,6 @@ def test_a_model_of_ones_own_trains_with_a_server_as_in_one_process(
         assert torch.equal(second[2][name], value)
 
 
-@pytest.mark.slow
 def test_gradients_accumulate(outcomes: Outcomes) -> None:
     whole = clicks()
     _, tables = optimizers(whole, "adagrad")
@@ -196,7 +194,6 @@ def test_gradients_accumulate(outcomes: Outcomes) -> None:
         torch.testing.assert_close(weight, getattr(whole, name).weight.detach(), atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
 def test_tables_that_grow_keep_the_bits_that_they_have_without_a_server(
     outcomes: Outcomes,
 ) -> None:

@@ -176,6 +176,7 @@ def counted_with_keys(
         return counted(rank, world, plan, batches, backend, ahead), found
 
 
+@pytest.mark.slow
 def test_two_ranks_give_rows_to_keys_as_the_simulator_does() -> None:
     rng = np.random.default_rng(7)
     hows = [
