@@ -46,11 +46,12 @@ def standard_options(
     may be replicated. Heavy tables may replicate the rows with 10% to 90% of the lookups, with the
     others in a few row slices. The first of `colds` goes with all of these. Other ways to read cold
     rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
-    row slices and even column slices. Reading in place only goes with whole tables and one row
-    slice for each GPU, and caches only with whole tables and even column slices.
+    row slices and even column slices. Caches only go with whole tables and even column slices.
+    Reading in place only goes with whole tables and one row slice for each GPU, or of tables that
+    were counted from a log, powers of two.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
-    usual = colds[0]
+    usual, is_counted = colds[0], problem.profile.tables[table].counts is not None
     homes = cold_homes(problem, spec) if "staged" in colds else ()
     options = [
         *_grids(spec, gpus, usual),
@@ -59,7 +60,11 @@ def standard_options(
             for home in homes
             for option in _other_colds(spec, gpus, "staged")
         ),
-        *(option for cold in colds[1:] for option in _other_colds(spec, gpus, cold)),
+        *(
+            option
+            for cold in colds[1:]
+            for option in _other_colds(spec, gpus, cold, is_counted=is_counted)
+        ),
         *_replicated(problem, table, usual),
     ]
 
@@ -108,10 +113,12 @@ def _grids(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
                     yield ShardingOption(row_slices, even, cold=cold)
 
 
-def _other_colds(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
+def _other_colds(
+    spec: Table, gpus: int, cold: Cold, *, is_counted: bool = False
+) -> Iterator[ShardingOption]:
     """Yield coarse options with `cold`, a way to read cold rows that is not the usual one."""
     coarse = _coarse_row_slices(spec, gpus)
-    if cold == "uva":  # It only helps if HBM is short of buffers.
+    if cold == "uva" and not is_counted:  # It only helps if HBM is short of buffers.
         coarse = sorted({1, coarse[-1]})
     if cold == "cached":  # It saves the row map of a split, which row slices need anyway.
         coarse = [1]
