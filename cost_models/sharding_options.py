@@ -47,8 +47,8 @@ def standard_options(
     others in a few row slices. The first of `colds` goes with all of these. Other ways to read cold
     rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
     row slices and even column slices. Caches only go with whole tables and even column slices.
-    Reading in place only goes with whole tables and one row slice for each GPU, or of tables that
-    were counted from a log, powers of two.
+    Reading in place only goes with whole tables and one row slice for each GPU. Tables that were
+    counted from a log may also have powers of two of row slices that are read in place.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual, is_counted = colds[0], problem.profile.tables[table].counts is not None
@@ -118,7 +118,8 @@ def _other_colds(
 ) -> Iterator[ShardingOption]:
     """Yield coarse options with `cold`, a way to read cold rows that is not the usual one."""
     coarse = _coarse_row_slices(spec, gpus)
-    if cold == "uva" and not is_counted:  # It only helps if HBM is short of buffers.
+    # Reading in place only helps if HBM is short of buffers.
+    if cold == "uva" and not is_counted:
         coarse = sorted({1, coarse[-1]})
     if cold == "cached":  # It saves the row map of a split, which row slices need anyway.
         coarse = [1]

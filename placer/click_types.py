@@ -74,8 +74,8 @@ class OutputPath(LocalPath):
 
     `what` says whether it is a file or a folder. The name must have one of the `endings`, if any.
     Results may go to a URI of a store, and are sent at the command's end, unless `is_local`.
-    `makes_folders`: missing parents are made. `follows` names the parameter of a file that the
-    result may replace, as it follows that one.
+    `makes_folders`: missing parents are made. `follows` names the parameter of the one input that
+    the result may overwrite, such as the old plan of a replan.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class OutputPath(LocalPath):
             check_place(path, self._what, self._makes_folders)
 
     def check_inputs(self, path: Path, inputs: Iterable[Path | str]) -> None:
-        """Refuse a file that the command reads.
+        """Raise PlacerError if the command reads this file.
 
-        That is one of `inputs`, or in a folder of them. A text is a log, whose folder may have
-        other files, or is no path.
+        It reads each of `inputs`, and all files of a folder among them. A text may name a log. A
+        log's folder may have other files, so these are not refused.
         """
         if self._what == "folder" or not path.is_file():
             return

@@ -127,7 +127,7 @@ class AccessCdf:
         """Rows of the table."""
         return int(self.ranks[-1])
 
-    # Kept, because planning many tables takes most of its time for expected unique rows.
+    # These are kept, because solvers ask for expected unique rows very often.
     @cached_property
     def widths(self) -> Int:
         """Number of rows of each segment, shape (m,)."""

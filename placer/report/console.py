@@ -182,7 +182,7 @@ def print_drawn(
     drawn: Any,
     file: Path | None,
 ) -> None:
-    """Draw a picture into `file`, if it is given, and print a report, also if drawing fails."""
+    """Draw a picture into `file`, if there is one. Print the report even if drawing fails."""
     try:
         if file is not None:
             draws(drawn, file)

@@ -40,7 +40,7 @@ def parse_rate(text: str | int | float) -> float:
 
 
 def _is_small(value: object) -> bool:
-    """Return whether a number is surely not meant in bytes."""
+    """Return true if a value is a number too small to be meant in bytes."""
     return isinstance(value, int | float) and 0 < value < LEAST_WITHOUT_UNIT
 
 

@@ -89,7 +89,8 @@ def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
     every = [instance.options_of(table) for table in range(instance.tables)]
     few = [[option for option in of if _is_even(option)] or of for of in every]
     deadline, steps = time.monotonic() + time_limit_s, limits.max_steps
-    work_s = min(_REPEATED_S, _LEAST_S + (steps or 0) * _STEP_S)  # All programs share it.
+    # All programs share this.
+    work_s = min(_REPEATED_S, _LEAST_S + (steps or 0) * _STEP_S)
 
     def left_s() -> float:
         return deadline - time.monotonic() if steps is None else work_s
@@ -343,8 +344,8 @@ _GAP = 0.05
 """Relative gap of the objective, the bytes that devices lack."""
 
 _REPEATED_S, _LEAST_S, _STEP_S = 10.0, 1.0, 0.1
-"""If steps are limited instead of time: the most and the least of CP-SAT's deterministic time,
-roughly seconds, and what a step adds to the least. Most programs take a hundredth of a second."""
+"""Limits of CP-SAT's deterministic time, roughly seconds, if steps are limited instead of time: the
+largest, the smallest, and what each step adds to the smallest."""
 
 
 def run_cp_sat(model: Any, limits: Limits, most_s: float) -> tuple[Any, Any]:

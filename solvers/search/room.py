@@ -59,7 +59,7 @@ def make_room(
     groups = instance.blocks(tables)
     ways: list[list[_Way]] = [[] for _ in groups]
     for number in sorted(range(len(groups)), key=lambda n: -_bytes_of(instance, groups[n])):
-        # Costing the ways of thousands of tables takes minutes: small ones have to do with fewer.
+        # Costing all ways of thousands of tables takes minutes, so small tables may get few.
         is_late = clock.left_s < 0 or clock.stopped
         ways[number] = _ways(instance, groups[number], options, only_whole=is_late)
     size = [min(way.bytes for way in of) for of in ways]
