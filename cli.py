@@ -706,13 +706,13 @@ def train(
     torchrun --nproc-per-node 2 --no-python placer train --plan plan.json --data train.tsv
     """
     run.check()
+    loaded = placer.Plan.load(plan_path)  # Before PyTorch, which takes seconds to import.
     from placer import executor, training
     from placer.plan.origin import open_log_of, profile_of
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
 
     speaks = rank_of_launcher() == 0  # Of many processes one speaks.
     executor.keep_freed_memory()
-    loaded = placer.Plan.load(plan_path)
     opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
     opened = partial(opened, options=lines, other_data=settings["other_data"])
     log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
@@ -773,12 +773,12 @@ def simulate(
     placer simulate plan.json --data monday.tsv --then tuesday.tsv --against tuesday.json
     placer simulate plan.json --profile profile --batches 100
     """
+    asked.check()
+    loaded = placer.Plan.load(path)  # Before PyTorch, which takes seconds to import.
+    other = None if asked.against is None else placer.Plan.load(asked.against)
     from placer.plan.origin import open_log_of, profile_of
     from placer.simulator.replay import ReplayOptions
 
-    asked.check()
-    loaded = placer.Plan.load(path)
-    other = None if asked.against is None else placer.Plan.load(asked.against)
     found = partial(profile_of, loaded, path, profile_path, other_data=other_data)
     known = found()
     size = (asked.batch_size or loaded.batch_size) * len(loaded.topology.gpus)

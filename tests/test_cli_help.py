@@ -35,6 +35,15 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines() == ["placer", *COMMANDS]
 
 
+def test_a_plan_that_is_missing_is_said_before_torch_is_imported() -> None:
+    missing = ("simulate --batches 1 no.json", "train --data no.tsv no.json")
+    code = _HELP.replace(', "--help"', "").replace("exit_code == 0", "exit_code == 1")
+    result = subprocess.run(
+        [sys.executable, "-c", code, *missing], capture_output=True, text=True, check=True
+    )
+    assert "torch" not in result.stdout.split()
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_has_an_example(command: str) -> None:
     for flag in ("--help", "-h"):
