@@ -411,8 +411,14 @@ def compare(
     if len(refused) == len(machines) * len(budgets):
         raise refused[0]
     title = f"{counted(len(loaded), 'table')} on {', '.join(machines)}"
-    shown, found = solver_reports.compare_report(rows, title), any(row.step_time_s for row in rows)
-    report.print_drawn(shown, output, solver_reports.plot_compare, rows, plot if found else None)
+    shown = solver_reports.compare_report(rows, title)
+    _print_compared(rows, shown, output, solver_reports.plot_compare, rows, plot)
+
+
+def _print_compared(rows: list[solvers.CompareRow], *shown: Any) -> None:
+    """Print and draw a comparison, as `print_drawn` does, and exit if no row has a plan."""
+    found, plot = any(row.step_time_s for row in rows), shown[-1]
+    report.print_drawn(*shown[:-1], plot if found else None)
     if not found:
         if plot is not None:
             report.print_stderr("no picture is written, as no solver found a plan")
@@ -439,6 +445,11 @@ def fleet(
     from solvers.analysis import compare as machines
 
     names, loaded = options.machines() or machines.FLEET, options.profile()
+    # A file that cannot be read is an error, and not a machine that is too small.
+    for name in names:
+        placer.Topology.parse(name)
+    if options.constraints_path is not None:
+        placer.Constraints.load(options.constraints_path)
     searched = solvers.solver(solver), cost_models.cost_model(model)
     with report.stoppable() as stop, report.progress_bar("machines") as update:
         problem_on = partial(options.problem_on, loaded)
@@ -446,7 +457,7 @@ def fleet(
         rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
     answer, title = machines.cheapest(rows, asked.within), counted(len(loaded), "table")
     shown = solver_reports.fleet_report(rows, answer, asked.within, title)
-    report.print_drawn(shown, output, solver_reports.plot_fleet, (rows, answer), plot)
+    _print_compared(rows, shown, output, solver_reports.plot_fleet, (rows, answer), plot)
 
 
 @_command

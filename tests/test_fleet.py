@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from cli_cases import invoke, succeed
+from cli_cases import fail, invoke, succeed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,6 +212,24 @@ def test_the_command(tmp_path: Path) -> None:
     refused = invoke(*asked, "--price", "h900=1")
     assert refused.exit_code == 2
     assert "names 'h900', which is none of 2xh100, 1xl4, 1xgaudi3, " in refused.stderr
+
+
+def test_the_exit_code_is_of_all_machines(tmp_path: Path) -> None:
+    asked = "fleet", "--workload", WORKLOAD, "--solver", "greedy-size", "--format", "json"
+    picture = tmp_path / "fleet.png"
+    machines = "--topology", "1xt4,1xh100"  # Of a T4's host at most 384 GiB, of an H100's 2 TiB.
+    some = succeed(*asked, *machines, "--dram", "1TiB")
+    t4, h100 = json.loads(some.stdout)["fleet"]
+    assert (t4["status"], h100["status"]) == ("infeasible", "optimal")
+    none = invoke(*asked, *machines, "--dram", "4TiB", "--plot", picture)
+    assert none.exit_code == 3
+    assert {row["status"] for row in json.loads(none.stdout)["fleet"]} == {"infeasible"}
+    assert none.stderr == "no picture is written, as no solver found a plan\n"
+    assert not picture.exists()
+    (tmp_path / "rules.yaml").write_text('tables: {"*": {gpus: 1}}')
+    assert "no such field" in fail(*asked, *machines, "--constraints", tmp_path / "rules.yaml")
+    (tmp_path / "machine.yaml").write_text("gpus: 1")
+    assert "machine.yaml" in fail(*asked, "--topology", f"1xt4,{tmp_path / 'machine.yaml'}")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import cost_models as models
 from cost_models import CostModel, CostReport
-from placer.errors import PlacerError, ProblemError
+from placer.errors import PlacerError, ProblemError, TopologyError
 from placer.problem import Problem
 from placer.topology.kinds import LIST_PRICES, Price
 from placer.topology.topology import Topology
@@ -273,7 +273,8 @@ def fleet(
     for name in machines:
         try:
             problems[name] = problem_on(name)
-        except ProblemError as error:  # For example, the dense layers alone do not fit.
+        # For example, the dense layers alone do not fit, or a host has less memory than a budget.
+        except (ProblemError, TopologyError) as error:
             of = 0, solver.name, cost_model.name, "infeasible"
             rows[name] = CompareRow(*of, topology=name, detail=str(error))
     # Start with machines of few GPUs.
