@@ -5,9 +5,12 @@ A user's repository may have its own `cli.py`, or folders called `solvers` or `c
 package `placer`. `import placer` never imports these modules.
 """
 
+import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+from placer.interrupt import end_by_signals, end_interrupted
 
 _BESIDE = ("cli", "cost_models", "solvers")
 
@@ -31,10 +34,12 @@ if _ModulesBesidePlacer not in sys.meta_path:
 def main() -> None:
     """Run the command line of this installation."""
     try:
+        # Ranks of a launcher keep the system's way, as they wait for each other outside of Python.
+        if os.environ.get("WORLD_SIZE", "1") == "1":
+            end_by_signals()
         from cli import main as command
-    except KeyboardInterrupt:
-        sys.stderr.write("\nAborted!\n")  # As in `placer.report.failures`.
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        end_interrupted(error)
     command(prog_name="placer")
 
 

@@ -15,8 +15,10 @@ from cli_cases import Workbench, command_line, files_of, run_process, succeed
 from fast_and_full import mostly_slow
 
 import placer
-from placer.interrupt import deferred_interrupt
+from placer.files import replacing
+from placer.interrupt import deferred_interrupt, end_by_signals
 from placer.plan.verify import violations
+from placer.report import one_line_errors
 
 HEAVY = ("solvers", "cost_models", "ortools", "click", "torch", "matplotlib", "numba", "cli")
 
@@ -135,11 +137,21 @@ def handles(process: "subprocess.Popen[str]", number: int) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def test_ctrl_c_while_nothing_is_trained_ends_the_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "\nAborted!\n"),
+        (signal.SIGTERM, "placer: Terminated\n"),
+        pytest.param(signal.SIGHUP, "placer: Hangup\n", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_while_nothing_is_trained_ends_the_command(
+    tmp_path: Path, number: int, line: str
+) -> None:
     fifo = tmp_path / "log.tsv"
     os.mkfifo(fifo)
     process = subprocess.Popen(
-        command_line("profile", fifo, "-o", tmp_path / "profile"),
+        [sys.executable, "-m", "placer", "profile", fifo, "-o", tmp_path / "profile"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # What runs in a shell's background ignores Ctrl-C, and so does what it starts.
         preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
@@ -149,13 +161,46 @@ def test_ctrl_c_while_nothing_is_trained_ends_the_command(tmp_path: Path) -> Non
         for _ in range(6):
             # A signal just before it waits for bytes would be seen after the wait.
             time.sleep(0.5)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, notes = process.communicate(timeout=10)
                 break
-    assert process.returncode == 130
-    assert (output, notes.strip()) == ("", "Aborted!")
+    assert (process.returncode, output, notes) == (128 + number, "", line)
     assert not (tmp_path / "profile").exists()
+
+
+def test_a_command_that_is_ended_removes_its_temporary_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write() -> None:
+        with one_line_errors(), replacing(tmp_path / "plan.json") as temporary:
+            assert temporary.exists()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        end_by_signals()
+        with pytest.raises(SystemExit, match="143"):
+            write()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "the next one ends at once"
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert capsys.readouterr().err == "placer: Terminated\n"
+    assert files_of(tmp_path) == {}
+
+
+def test_signals_of_other_programs_and_of_ranks_are_not_taken() -> None:
+    code = "import signal, sys, placer, placer.__main__; sys.argv[1:] = ['--version']\n{}\n"
+    code += "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL"
+    calls = "try:\n    placer.__main__.main()\nexcept SystemExit:\n    pass"
+    for lines, environment in (("", {}), (calls, {"WORLD_SIZE": "2"})):
+        subprocess.run(
+            [sys.executable, "-c", code.format(lines)],
+            check=True,
+            env=os.environ | environment,
+            stdout=subprocess.DEVNULL,
+        )
 
 
 _INTERRUPTED_IMPORT = """

@@ -3,13 +3,13 @@
 import contextlib
 import errno
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 from placer.errors import PlacerError
+from placer.interrupt import end_interrupted
 from placer.units import shortened
 
 _LEFT_OUT = {"torch": "PyTorch", "pyarrow": "Apache Arrow"}
@@ -18,7 +18,7 @@ _LEFT_OUT = {"torch": "PyTorch", "pyarrow": "Apache Arrow"}
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """End the process with one line on stderr and status 1 at any error; with 130 at Ctrl-C.
+    """End the process with one line on stderr and status 1 at any error; see `end_interrupted`.
 
     For a `PlacerError`, the line is its message. For other errors, the traceback goes to a file
     that the line names; if ``PLACER_DEBUG`` is set, they are raised unchanged. Errors of click and
@@ -36,9 +36,8 @@ def one_line_errors() -> Iterator[None]:
             yield
         finally:
             sys.stdout.flush()
-    except KeyboardInterrupt:
-        sys.stderr.write("\nAborted!\n")
-        sys.exit(128 + signal.SIGINT)
+    except KeyboardInterrupt as error:
+        end_interrupted(error)
     except PlacerError as error:
         _end(str(error))
     except ModuleNotFoundError as error:
