@@ -9,7 +9,7 @@ from pathlib import Path
 from shutil import copytree
 
 import pytest
-from calibration_cases import calibration
+from calibration_cases import SECONDS, calibration
 from cli_cases import COMMANDS, Workbench, fail, invoke, succeed
 
 import placer
@@ -261,6 +261,22 @@ def test_show_gives_no_bound_of_another_step_time_as_json(
         options = ("--profile", day)
     facts = json.loads(succeed("show", workbench.plan, *options, "--format", "json").stdout)
     assert facts["step_time_s"] != placer.Plan.load(workbench.plan).solver.step_time_s
+    assert facts["bound_s"] is facts["gap"] is None
+
+
+def test_show_gives_no_bound_of_constants_that_were_measured_again(
+    few_tables: Workbench, tmp_path: Path
+) -> None:
+    machine, plan = tmp_path / "machine.json", tmp_path / "plan.json"
+    model = ("--cost-model", f"calibrated:{machine}")
+    calibration().save(machine)
+    succeed("plan", *few_tables.problem(), *model, "--solver", "greedy-cost", "-o", plan)
+    shown = ("show", plan, *model, "--format", "json")
+    found = json.loads(succeed(*shown).stdout)
+    assert found["bound_s"] == placer.Plan.load(plan).solver.bound_s > 0
+    calibration(**{term: 2 * seconds for term, seconds in SECONDS.items()}).save(machine)
+    facts = json.loads(succeed(*shown).stdout)
+    assert facts["step_time_s"] > found["step_time_s"]
     assert facts["bound_s"] is facts["gap"] is None
 
 

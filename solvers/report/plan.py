@@ -11,6 +11,7 @@ from typing import Any
 
 from cost_models import CostReport
 from cost_models.cost_report import GpuCost, HostCost
+from placer import __version__
 from placer.constraints.unmet import kinds_of
 from placer.dense import DenseLayers
 from placer.plan.drift import even_words
@@ -133,9 +134,17 @@ def _short_names(devices: frozenset[str]) -> str:
 
 
 def bound_holds(plan: Plan, problem_sha256: str, cost: CostReport) -> bool:
-    """Return whether a plan's bound is for the problem and the cost model of a cost."""
-    made_for = plan.provenance.problem_sha256, plan.solver.cost_model
-    return (problem_sha256, cost.cost_model) == made_for
+    """Return whether a plan's bound is for the problem and the cost model of a cost.
+
+    A name such as ``calibrated:machine.json`` says nothing of the constants: the file may have been
+    measured again. Other versions may have other constants, too. Then only an equal step time shows
+    that it is the same model.
+    """
+    source = plan.provenance
+    if (problem_sha256, cost.cost_model) != (source.problem_sha256, plan.solver.cost_model):
+        return False
+    says_constants = ":" not in cost.cost_model and source.placer_version == __version__
+    return says_constants or _is_recorded(plan, cost.step_time_s)
 
 
 def _is_recorded(plan: Plan, step_time_s: float) -> bool:
