@@ -14,6 +14,7 @@ from profile_cases import assert_same_profile
 
 from placer import Profile
 from placer.data import open_log
+from placer.data.formats import base
 from placer.data.formats.base import SAMPLE_ROWS, merged
 from placer.errors import DataError
 from placer.profile.count import profile_log
@@ -149,11 +150,17 @@ def test_hugging_face_data_sets(expected: Profile) -> None:
     refused("cannot read the Hugging Face Iter", datasets.IterableDataset.from_generator(changing))
 
 
-def test_small_batches_are_joined(expected: Profile, tmp_path: Path) -> None:
+def test_small_batches_are_joined(
+    expected: Profile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Readers take as long for a row as for a large batch, so such logs took seconds."""
     rows = [batch for at in range(0, SAMPLES, 40) for batch in LOG.slice(at, 40).to_batches()]
     rows[:1] = [rows[0].slice(at, 1) for at in range(40)]
+    found: list[pa.Schema] = []
+    find = base.plain_schema
+    monkeypatch.setattr(base, "plain_schema", lambda schema: found.append(schema) or find(schema))
     assert [batch.num_rows for batch in merged(rows)] == [SAMPLE_ROWS, SAMPLES - SAMPLE_ROWS]
+    assert len(found) == 1, "types are found once for all batches of a schema"
     in_small_batches = pa.Table.from_batches(rows)
     with pa.ipc.new_stream(tmp_path / "log.arrows", LOG.schema) as stream:
         for batch in rows:

@@ -179,8 +179,11 @@ def merged(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
     Readers take about as long for a batch of one row, of which some streams consist.
     """
     held, rows = list[pa.RecordBatch](), 0
+    seen = schema = pa.schema([])
     for batch in batches:
-        held.append(plain(batch))
+        if not batch.schema.equals(seen):  # Finding plain types takes longer than a row.
+            seen, schema = batch.schema, plain_schema(batch.schema)
+        held.append(plain(batch, schema))
         rows += batch.num_rows
         if rows >= SAMPLE_ROWS:
             yield from _joined(held)
@@ -200,9 +203,11 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([pa.field(field.name, _plain_type(field.type)) for field in schema])
 
 
-def plain(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert a batch to types that the readers know."""
-    schema = plain_schema(batch.schema)
+def plain(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:
+    """Convert a batch to types that the readers know: those of `schema`, its `plain_schema`."""
+    schema = plain_schema(batch.schema) if schema is None else schema
+    if batch.schema.equals(schema, check_metadata=True):
+        return batch
     return pa.RecordBatch.from_arrays([_plain(one) for one in batch.columns], schema=schema)
 
 

@@ -63,8 +63,9 @@ class ParquetSource(ColumnSource):
             opened = _parquet_file(file, self.footers[0], stack)
             batches, rows = list[pa.RecordBatch](), 0
             for group in range(opened.num_row_groups):  # Arrow needs it for lists of categories.
-                batches += islice(opened.iter_batches(SAMPLE_ROWS - rows, [group]), 1)
-                rows = sum(batch.num_rows for batch in batches)
+                first = [*islice(opened.iter_batches(SAMPLE_ROWS - rows, [group]), 1)]
+                batches += first
+                rows += sum(batch.num_rows for batch in first)
                 if rows == SAMPLE_ROWS:
                     break
         if not rows:
