@@ -39,6 +39,11 @@ def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
                 f"table {name!r} grows, and dynamicemb has its rows in HBM or the host's memory, "
                 "read by GPUs; forbid `ssd` and `host` (docs/constraints.md)"
             )
+        if narrow := {shard.dtype for shard in shards} - {None, table.dtype}:
+            raise PlanMismatchError(
+                f"table {name!r} grows, and dynamicemb has its rows in {table.dtype}, not in "
+                f"{', '.join(sorted(filter(None, narrow)))}; plan without --widths"
+            )
         caching = any(shard.lookup == "cached" for shard in shards)
         hbm_rows = sum(
             shard.row_count if shard.memory == "hbm" else shard.cache_rows for shard in shards

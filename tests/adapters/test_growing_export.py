@@ -201,6 +201,10 @@ def test_what_dynamicemb_lacks_is_refused() -> None:
         document_for("dynamicemb", _plan().of_tables(["city"]))
     with pytest.raises(PlanMismatchError, match="has its rows in HBM or the host's memory, read"):
         document_for("dynamicemb", _plan(memory="dram", lookup="host"))
+    narrow = _plan(memory="dram", lookup="cached", cache_rows=2, dtype="int8")
+    for trainer in ("dynamicemb", "torchrec"):
+        with pytest.raises(PlanMismatchError, match=r"'item'.*int8.*; plan without --widths"):
+            document_for(trainer, narrow)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -169,6 +169,13 @@ REFUSED = {
         [shard("t", (0, 10), (0, 8), "host:1", lookup="host")],
         "served by host:1",
     ),
+    "cold rows of another type": (
+        [
+            shard("t", (0, 2), (0, 8)),
+            replace(shard("t", (2, 10), (0, 8), lookup="cached", cache_rows=1), dtype="int8"),
+        ],
+        r"rows \[2, 10, 1\] are int8, and in TorchRec all rows are float32",
+    ),
     "three kinds of rows": (
         [
             shard("t", (0, 2), (0, 8)),
@@ -194,6 +201,16 @@ class TestRefusals:
             to_sharding_plan(plan, model_for(OWN), env_of(2))
         with pytest.raises(PlanMismatchError, match=f"table 't'.*{words}"):
             document(plan)
+
+    def test_rows_on_a_drive(self) -> None:
+        """Even where staged rows may be read in another way, as a host may lack their memory."""
+        hot, cold = shard("t", (0, 2), (0, 8)), shard("t", (2, 10), (0, 8), lookup="staged")
+        cold = replace(cold, memory="ssd", staging_rows=4)
+        plan = plan_for(OWN, hot, cold)
+        plan = replace(plan, topology=plan.topology.with_memory(ssd="1MiB"))
+        assert violations(plan) == []
+        with pytest.raises(PlanMismatchError, match=r"'t': rows \[2, 10, 1\] are on a drive"):
+            document(plan, staged_as="uva")
 
     def test_ranks_without_rows(self) -> None:
         own = table("t", 5)

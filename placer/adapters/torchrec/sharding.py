@@ -230,6 +230,14 @@ def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tu
                 f"table {table.name!r}: rows {list(shard.rows)} are served by "
                 f"{', '.join(shard.devices)}; TorchRec's ranks are GPUs"
             )
+        of = f"table {table.name!r}: rows {list(shard.rows)} are"
+        if shard.memory == "ssd":
+            raise PlanMismatchError(f"{of} on a drive, which is not for TorchRec; leave --ssd out")
+        if shard.dtype not in (None, table.dtype):
+            raise PlanMismatchError(
+                f"{of} {shard.dtype}, and in TorchRec all rows are {table.dtype}, as the table is; "
+                "plan without --widths"
+            )
     try:
         sharding = sharding_of(plan.topology, table, shards)
     except PlanMismatchError as refusal:
