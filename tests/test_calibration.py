@@ -1,8 +1,10 @@
 """Measuring plans, files of measurements, and what constants are made of them."""
 
+import errno
 import gzip
 import itertools
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -169,6 +171,24 @@ def test_measurements_are_taken_up_where_they_ended(tmp_path: Path) -> None:
     assert collect(cases, path, TIERED, budget_s=0, repeats=2)
 
 
+def test_a_file_of_measurements_begins_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that cannot write its first line leaves nothing that the next run would refuse."""
+    path = tmp_path / "m.jsonl"
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(PlacerError, match=f"cannot write {path}: No space left"):
+            collect([], path, TIERED)
+    assert [*tmp_path.iterdir()] == []
+    assert collect([], path, TIERED)
+    assert Dataset.load(path).setting == TIERED
+
+
 def test_measurements_of_another_setting_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     collect([], path, TIERED)
@@ -192,7 +212,7 @@ def test_measurements_of_another_machine_are_not_mixed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no file of measurements"),
+        ("", "no file of measurements: .*; name another file, or begin again with --fresh"),
         ('{"format": "other", "version": 1}\n', "'other' of version 1"),
         ('{"format": "placer-measurements", "version": 2}\n', "of version 2"),
     ],

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import DataError, PlacerError
+from placer.files import write_text
 from placer.measurement.cases import QUICK, Case, Effort, Measured, Setting, random_cases, resolved
 from placer.measurement.measure import Measurer
 from placer.read_files import open_file
@@ -94,7 +95,10 @@ def _header(line: str, path: str | os.PathLike[str]) -> dict[str, Any]:
         header: dict[str, Any] = json.loads(line)
         version, kind = header["version"], header["format"]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no file of measurements: {error!r}") from error
+        raise DataError(
+            f"{path} is no file of measurements: {error!r}; name another file, or begin again with "
+            "--fresh, which removes it"
+        ) from error
     if kind != FORMAT or version != VERSION:
         raise DataError(
             f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of version "
@@ -221,7 +225,8 @@ def _begin(path: Path, setting: Setting) -> dict[str, int]:
     done: dict[str, int] = {}
     if not path.exists():
         header = {"format": FORMAT, "version": VERSION, "setting": asdict(setting)}
-        _append(path, header | {"machine": machine(setting.device)})
+        # Whole or not there: without its first line, nothing can be added to a file.
+        write_text(path, _json_line(header | {"machine": machine(setting.device)}))
         return done
     known = Dataset.load(path)
     if known.setting != setting:
@@ -294,9 +299,13 @@ def _append(path: Path, data: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(data, separators=(",", ":")) + "\n")
+            file.write(_json_line(data))
     except OSError as error:
         raise PlacerError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _json_line(data: dict[str, Any]) -> str:
+    return json.dumps(data, separators=(",", ":")) + "\n"
 
 
 def _drop_partial_line(path: Path) -> None:
