@@ -913,7 +913,7 @@ def calibrate(
     from placer.measurement.machine import measure_machine
 
     measured = file.with_suffix(".measurements.jsonl")
-    with report.stoppable() as stop, report.progress_bar("cases") as update:
+    with report.stoppable("the measurements") as stop, report.progress_bar("cases") as update:
         measure_machine(measured, asked.setting(), **asked.effort(), stop=stop, on_case=update)
     constants = fit_constants(Dataset.load(measured), asked.clock)
     constants.save(file)
@@ -962,7 +962,7 @@ def sweep(
         machines = run.distinct([run.platform(name, hbm=hbm, dram=dram) for name in listed])
         axes = dict(map(run.axis_values, varied or run.DEFAULT_AXES))
         base = run.with_overrides(preset, overrides)
-    with report.stoppable() as stop, report.progress_bar("models") as update:
+    with report.stoppable("the models") as stop, report.progress_bar("models") as update:
         swept = run.sweep(
             machines,
             axes,

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import signal
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -616,3 +617,13 @@ def test_budgets_and_bad_usage() -> None:
     assert "nothing called 'x' can be varied" in misuse("sweep", "--vary", "x=1")
     assert "named more than once" in misuse(*COMMAND, "--platform", "zion,zion")
     assert "placer sweep --platform" in invoke("sweep", "--help").output
+
+
+def test_ctrl_c_says_what_a_sweep_has_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*args: Any, **options: Any) -> list[Point]:
+        signal.raise_signal(signal.SIGINT)
+        return sweep(*args, **options)
+
+    monkeypatch.setattr("cost_models.sweep.sweep", interrupted)
+    result = succeed("sweep", "--platform", "zion", "--vary", "sparse=4,16")
+    assert result.stderr == "stopped: the models so far\n"

@@ -74,8 +74,8 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
 
 
 @contextmanager
-def stoppable() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end a search with its best plan so far. A second Ctrl-C acts as usual.
+def stoppable(so_far: str = "the best plan") -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C end a search with `so_far`, which a note names. A second Ctrl-C acts as usual.
 
     Yield a function that returns whether to stop, for searches to call. After Ctrl-C, later
     searches stop at once, too.
@@ -83,7 +83,7 @@ def stoppable() -> Iterator[Callable[[], bool]]:
     with deferred_interrupt() as interrupt:
         yield lambda: interrupt.requested
     if interrupt.requested:
-        print_stderr("stopped: the best plan so far")
+        print_stderr(f"stopped: {so_far} so far")
 
 
 def print_report(shown: Report, output: str = "table") -> None:
