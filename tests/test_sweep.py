@@ -479,6 +479,9 @@ def test_further_machines_come_last_unless_nothing_else_is_possible() -> None:
         ("sparse=2.5", "sparse must be a whole number, not 2.5"),
         ("rows=0", "rows must be at least 1, not 0"),
         ("skew=-1", "skew must be at least 0, not -1"),
+        ("skew=nan", "skew must be at least 0, not nan"),
+        ("rows=1e30", "rows must be at most 281474976710656, not 1e\\+30"),
+        ("dim=1e9", "dim must be at most 1048576"),
     ],
 )
 def test_bad_axes_are_refused(text: str, message: str) -> None:
@@ -516,6 +519,8 @@ def test_bad_sweeps_are_refused() -> None:
     for name in ("nonsense", "lab.yaml", "8xh900"):
         with pytest.raises(TopologyError, match="no machine whose FLOP rates are known"):
             platform(name)
+    with pytest.raises(TopologyError, match="name the machine alone: 2xh100, and their number"):
+        platform("2xh100+2xcpu")
     with pytest.raises(TopologyError, match="there can be 1 to 1024"):
         platform("5000xcpu")
     assert misuse("sweep", "--vary", "pooling=0") == "pooling must be at least 1, not 0"

@@ -12,7 +12,7 @@ from placer.errors import ProblemError, TopologyError
 from placer.profile.cdf import zipf_cdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
-from placer.tables import Feature, Table
+from placer.tables import MOST_DIM, MOST_ROWS, Feature, Table
 from placer.topology.detect import best_rate, host_memory_bytes
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.kinds import CPU_SERVER
@@ -33,7 +33,7 @@ class Setting:
     number of lookups per sparse feature and sample. `skew` is the Zipf exponent of accesses; 0 is
     uniform.
 
-    Raises ProblemError if a value is less than 1, or the skew less than 0.
+    Raises ProblemError if a value is less than 1, the skew less than 0, or a table too large.
     """
 
     dense: int = 512
@@ -49,8 +49,11 @@ class Setting:
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
             least = 0 if name == "skew" else 1
-            if value < least:
+            if not value >= least:  # It may be NaN.
                 raise ProblemError(f"{name} must be at least {least}, not {value:g}")
+        for name, most in (("rows", MOST_ROWS), ("dim", MOST_DIM)):
+            if getattr(self, name) > most:
+                raise ProblemError(f"{name} must be at most {most}, not {getattr(self, name):g}")
 
     @property
     def dense_network(self) -> DenseNetwork:
@@ -204,6 +207,11 @@ def platform(text: str, *, hbm: str | int | None = None, dram: str | int | None 
     Raises a `TopologyError` for other names.
     """
     name = text.strip().lower()
+    if "+" in name:
+        raise TopologyError(
+            f"{text!r}: a sweep adds servers itself, for the placement remote; name the machine "
+            f"alone: {name.partition('+')[0]}, and their number as --parameter-servers"
+        )
     servers = _CPU_SERVERS.fullmatch(name)
     if servers is not None:
         return _cpu_servers(name, int(servers["count"] or 1), dram)
