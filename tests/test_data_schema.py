@@ -95,6 +95,8 @@ def test_a_schema_says_all_of_tables_and_flags_say_more(log: Path, tmp_path: Pat
     [
         ('[columns]\nuser = "dence"\n', r"columns.user.as: 'dence'"),
         ("[tables.a]\nrow = 3\n", r"tables.a.row: no such field; docs/data.md lists them"),
+        ("[tables.user]\nrows = 99999999999999999999\n", r"tables.user.rows: 99999999999999999999"),
+        ('[columns]\nuser = {as = "sparse", table = ""}\n', r"columns.user.table: ''"),
         ('[columns]\na = "label"\nb = "label"\n', "a log has one label, not a, b"),
         ('[columns]\nnone = "sparse"\n', "day_0.csv has no column 'none'; it has clk, user"),
     ],

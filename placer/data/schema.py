@@ -6,6 +6,7 @@ docs/data.md describes the file. `placer profile --infer` writes it as TOML; `pl
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ _OF_LAYOUT = ("format", "separator", "header", "quotes", "decimal")
 class _ColumnModel(StrictModel):
     role: Role = Field(alias="as")
     type: IdType | None = None
-    table: str | None = None
+    table: str | None = Field(None, min_length=1)
     separator: str | None = Field(None, min_length=1)
     pooling: Pooling | None = None
 
@@ -52,10 +53,10 @@ class _ColumnModel(StrictModel):
 
 
 class _TableModel(StrictModel):
-    rows: int | None = Field(None, ge=1)
-    dim: int | None = Field(None, ge=1)
+    rows: int | None = Field(None, ge=1, le=sys.maxsize)
+    dim: int | None = Field(None, ge=1, le=sys.maxsize)
     id_mapping: IdMappingName | None = None
-    min_count: int | None = Field(None, ge=1)
+    min_count: int | None = Field(None, ge=1, le=sys.maxsize)
 
 
 class _SchemaModel(StrictModel):
