@@ -415,10 +415,17 @@ def compare(
     _print_compared(rows, shown, output, solver_reports.plot_compare, rows, plot)
 
 
-def _print_compared(rows: list[solvers.CompareRow], *shown: Any) -> None:
-    """Print and draw a comparison, as `print_drawn` does, and exit if no row has a plan."""
-    found, plot = any(row.step_time_s for row in rows), shown[-1]
-    report.print_drawn(*shown[:-1], plot if found else None)
+def _print_compared(
+    rows: list[solvers.CompareRow],
+    shown: report.Report,
+    output: str,
+    draws: Any,
+    drawn: Any,
+    plot: File,
+) -> None:
+    """Print and draw a comparison, and exit if no row has a plan."""
+    found = any(row.step_time_s for row in rows)
+    report.print_drawn(shown, output, draws, drawn, plot if found else None)
     if not found:
         if plot is not None:
             report.print_stderr("no picture is written, as no solver found a plan")
