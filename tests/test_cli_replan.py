@@ -52,6 +52,17 @@ def test_a_smaller_machine(workbench: Workbench, tmp_path: Path) -> None:
     assert (tmp_path / plan.provenance.profile).resolve() == workbench.profile.resolve()
 
 
+def test_one_host_instead_of_two(few_tables: Workbench, tmp_path: Path) -> None:
+    """A machine of one host has no network link, but the rows of the other host are needed."""
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    problem = ("--profile", few_tables.profile, "--batch-size", "64")
+    succeed("plan", *problem, "--topology", "2x1xt4", "--solver", "greedy-size", "-o", old)
+    after = ("--profile", few_tables.profile, "--topology", "1xt4")
+    found = replanned("--from", old, *after, "--steps", "1", "-o", new)
+    assert found["migration_s"] > 0
+    assert {shard.devices for shard in placer.Plan.load(new).shards} == {("gpu:0",)}
+
+
 def test_drift(few_tables: Workbench, tmp_path: Path) -> None:
     profile = placer.Profile.load(few_tables.profile)
     rng = np.random.default_rng(1)

@@ -231,6 +231,12 @@ def test_links_that_rows_cross() -> None:
     alone = replace(two, links=tuple(link for link in two.links if link.kind != "network"))
     with pytest.raises(TopologyError, match="no network link"):
         moved(here, far, alone)
+    ends = plan_of(SGD, far, topology=two), plan_of(SGD, here, topology=one)
+    with pytest.raises(TopologyError, match=r"host:0 of .* has no network link"):
+        migration(diff(*ends))
+    assert migration(diff(*ends), in_files=True).waits_for in (
+        "gpu:2 pcie out", "host:1 network out", "gpu:0 pcie in",
+    )  # fmt: skip
     # Without NVLink, GPUs and hosts share PCIe.
     plain = replace(two, links=tuple(link for link in two.links if link.kind != "nvlink"))
     assert moved(here, there, plain) in ("gpu:0 pcie out", "gpu:1 pcie in")

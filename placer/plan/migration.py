@@ -33,7 +33,7 @@ def break_even_steps(migration_s: float, before_s: float, after_s: float) -> flo
     return migration_s / (before_s - after_s) if before_s > after_s else None
 
 
-def migration(diff: PlanDiff) -> Migration:
+def migration(diff: PlanDiff, *, in_files: bool = False) -> Migration:
     """Return the migration from a difference's older plan to its newer plan.
 
     A GPU and its host exchange rows over PCIe. Two GPUs of a host use NVLink, or PCIe without it.
@@ -41,7 +41,8 @@ def migration(diff: PlanDiff) -> Migration:
     Devices are matched by id. Devices that the newer machine lacks are taken to be readable, for
     example as a checkpoint. New tables and reshaped tables do not move.
 
-    Raises TopologyError if rows move between hosts and one of them has no network link.
+    Raises TopologyError if rows move between hosts and one of them has no network link; with
+    `in_files`, rows of that host move in files, and only the other host's links take time.
     """
     load: dict[Resource, float] = defaultdict(float)
     speed: dict[Resource, float] = {}
@@ -49,7 +50,7 @@ def migration(diff: PlanDiff) -> Migration:
         if move.target is None or not move.moved_bytes:
             continue
         ends = (diff.old.topology, move.source), (diff.new.topology, move.target)
-        for resource, bytes_per_s in _path(*ends):
+        for resource, bytes_per_s in _path(*ends, in_files):
             load[resource] += move.moved_bytes
             speed[resource] = bytes_per_s
     times = {resource: load[resource] / speed[resource] for resource in load}
@@ -62,7 +63,7 @@ def migration(diff: PlanDiff) -> Migration:
 End = tuple[Topology, Home]
 
 
-def _path(source: End, target: End) -> Iterator[tuple[Resource, float]]:
+def _path(source: End, target: End, in_files: bool) -> Iterator[tuple[Resource, float]]:
     """Yield the links and host memories that a move crosses, with their bandwidths."""
     hosts = host_of(*source), host_of(*target)
     same_host = hosts[0] == hosts[1]
@@ -81,6 +82,8 @@ def _path(source: End, target: End) -> Iterator[tuple[Resource, float]]:
             yield (home.device, f"{link.kind} {way}"), link.bytes_per_s
         if not same_host:
             network = topology.link_of(host, "network")
+            if network is None and in_files:
+                continue
             if network is None:
                 raise TopologyError(
                     f"rows move from {hosts[0]} to {hosts[1]}, but {host} of "
