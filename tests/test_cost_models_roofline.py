@@ -25,6 +25,7 @@ from problem_cases import (
 )
 
 from cost_models import Calibrated, CostReport, Roofline, ShardingOption, TableShard, shards_of
+from cost_models.cost_report import PARTS
 from cost_models.roofline import SORT_BYTES_PER_LOOKUP, UPDATE_KERNELS, RooflineConstants
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.loads import ID_BYTES, LENGTH_BYTES
@@ -94,6 +95,13 @@ def roofline(problem: Problem, *shards: Shard) -> CostReport:
     return PLAIN.evaluate(problem, plan_for(problem, *shards))
 
 
+def parts_of(report: CostReport) -> set[str]:
+    """The parts that a step's time is made of; together they are all of it."""
+    assert report.parts_s is not None
+    assert report.parts_s.sum(axis=0) == pytest.approx(report.phase_times_s, abs=1e-18)
+    return {part for part, seconds in zip(PARTS, report.parts_s, strict=True) if seconds.any()}
+
+
 OWN = LOOKED_UP * (ID_BYTES + W + SORT_BYTES_PER_LOOKUP)
 READ = LOOKED_UP * W + UNIQUE * ROW
 
@@ -117,6 +125,7 @@ def test_ways_to_read_rows_by_hand(
     assert gpu.communication_s == 0
     assert report.hbm_lookup_share == pytest.approx(share)
     assert lookup != "device" or report.bottleneck == "gpu:0 update"
+    assert parts_of(report) == {"hbm", "launches"} | ({"link"} if link else set())
 
 
 def test_shares_of_bandwidths_and_bytes_besides_rows_by_hand() -> None:
@@ -242,6 +251,7 @@ def test_rows_pooled_by_the_host_by_hand() -> None:
     # Vectors and their gradients, and until the host's processors are done.
     assert gpu.link_s == pytest.approx(2 * OUTPUT / 1e10 + HBM_ROWS / 1e11)
     assert host.dram_s == pytest.approx(HBM_ROWS / 1e11)
+    assert parts_of(by_gpu) == {"hbm", "pooling", "launches"}
     # A host that serves by itself sends to each of its GPUs what that GPU's samples need.
     pair = uniform(2)
     by_host = roofline(pair, whole(pair, "host", "host:0"))

@@ -285,29 +285,34 @@ class TestAgainstTorchRec:
 
     @pytest.mark.parametrize("prefetch", [False, True])
     def test_many_load_factors_at_once_are_each_one_alone(self, prefetch: bool) -> None:
-        table = zipf_table("t", 5_000_000, 64, lookups=20.0, exponent=1.05)
+        rows = 4_999_999  # The last of four blocks has a row less than the others.
+        table = zipf_table("t", rows, 64, lookups=20.0, exponent=1.05)
         problem = problem_of(table, topology=machine(4), batch_size=8192)
         model = TorchRec(prefetch_pipeline=prefetch)
         for option in (
             ShardingOption(cold="cached"),
             ShardingOption(4, cold="cached", blocked=True),
         ):
-            table_shards = shards_of(0, option, 5_000_000)
+            table_shards = shards_of(0, option, rows)
             curves = [model.cost_curve(problem, p, gpu) for gpu, p in enumerate(table_shards)]
-            assert len(curves[0].hot_rows) > 40
-            for point in range(0, len(curves[0].hot_rows), 7):
+            points = len(curves[0].hot_rows)
+            assert points > 40
+            for point in (*range(0, points, 7), points - 1):
                 shards = [
-                    Shard("t", p.rows(5_000_000), (0, 64), (f"gpu:{gpu}",), "hbm", "device")
+                    Shard("t", p.rows(rows), (0, 64), (f"gpu:{gpu}",), "hbm", "device")
                     for gpu, p in enumerate(table_shards)
                 ]
-                rows = shards[0].row_count
-                hot = int(curves[0].hot_rows[point])
-                plan = plan_for(problem, *(replace(s, **lookup_of(hot, rows)) for s in shards))
-                report = model.evaluate(problem, plan)
+                shards = [
+                    replace(shard, **lookup_of(int(curve.hot_rows[point]), shard.row_count))
+                    for shard, curve in zip(shards, curves, strict=True)
+                ]
+                report = model.evaluate(problem, plan_for(problem, *shards))
                 for gpu in range(len(table_shards)):
                     assert report.gpus[gpu].total_s == pytest.approx(
                         curves[gpu].gpu_s[point], rel=1e-12
                     )
+                on_hosts = sum(report.memory[one.id].total_bytes for one in problem.topology.hosts)
+                assert on_hosts == sum(curve.dram_bytes[point] for curve in curves)
 
 
 def buffered(model: TorchRec, problem: Problem, shard: Shard) -> Shard:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from placer.data.encoding import Encoding, Hash, Identity, OutOfRange, Vocabulary
 from placer.data.keys import as_words, bags_from_arrow, can_be_ids, fnv1a, is_text
+from placer.data.vocabulary import mixed_bits
 from placer.errors import DataError
 
 
@@ -134,6 +135,13 @@ def test_fnv1a_gives_the_published_values() -> None:
     data = np.frombuffer(b"afoobar", dtype=np.uint8)
     hashes = fnv1a(as_words(data), np.array([0, 0, 1]), np.array([0, 1, 6]))
     assert hashes.tolist() == [0xCBF29CE484222325, 0xAF63DC4C8601EC8C, 0x85944171F73967E8]
+
+
+def test_bits_are_mixed_as_splitmix64_does() -> None:
+    # The first outputs of its generator from seed 0, which mixes multiples of the golden ratio.
+    multiples = np.arange(1, 4, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert mixed_bits(multiples).tolist() == published
 
 
 def test_kinds_of_columns() -> None:

@@ -123,7 +123,8 @@ def test_statistics_or_a_scan_give_the_rows(tmp_path: Path) -> None:
     table = pa.table({"a": [1, 500, 3], "b": pa.array([[7], [], [99, 2]])})
     for statistics in (True, False):
         path = tmp_path / f"{statistics}.parquet"
-        pq.write_table(table, path, write_statistics=statistics)
+        # The largest id of `a` is in the first row group, that of `b` in the last.
+        pq.write_table(table, path, row_group_size=2, write_statistics=statistics)
         assert open_log(path).tables == {"a": 501, "b": 100}
     shared = open_log(path, feature_tables={"a": "t", "b": "t"})
     assert shared.tables == {"t": 501}
@@ -136,6 +137,11 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
         list(open_log(path, rows=5).chunks(2))
     with pytest.raises(DataError, match=r"log\.parquet, row 2: feature 'b' has id 50"):
         list(open_log(path, rows={"a": 10, "b": 50}).chunks())
+    text = tmp_path / "ids.csv"
+    text.write_text("a,b\n1,1\n2,2\n3,3\n9,4\n")
+    for samples in (1, 3, 100):  # The place does not depend on how many samples are read at once.
+        with pytest.raises(DataError, match=r"ids\.csv, line 5: feature 'a' has id 9, .* 0\.\.4"):
+            list(open_log(text, rows=5).chunks(samples))
     pq.write_table(pa.table({"a": [1, -5]}), path)
     # More rows would not help.
     with pytest.raises(DataError, match=r"row 1: feature 'a' has id -5, .* 0\.\.1; map ids with"):

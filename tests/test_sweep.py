@@ -178,9 +178,20 @@ def on_servers(setting: Setting, servers: int, samples: int) -> tuple[list[float
     return times, {name: use.total_bytes for name, use in device_memory(plan).items()}
 
 
-def test_parameter_servers_cost_what_their_plan_costs() -> None:
-    setting = replace(SMALL, sparse=5)
-    point = points_of(two_gpus(), setting, "remote", parameter_servers=2)["remote"]
+@pytest.mark.parametrize("nvlink", [True, False])
+def test_parameter_servers_cost_what_their_plan_costs(nvlink: bool) -> None:
+    setting, machine = replace(SMALL, sparse=5), two_gpus(nvlink=nvlink)
+    pcie, *others = machine.topology.links
+    links = (replace(pcie, bytes_per_s=1e6), *others)  # The first GPU waits the longest.
+    machine = replace(machine, topology=replace(machine.topology, links=links))
+    point = points_of(machine, setting, "remote", parameter_servers=2)["remote"]
+    rest = dense_cost(
+        setting.dense_network, machine.topology, machine.topology.gpus[0], 64, machine.gpu.per_s
+    )
+    pooled = 64 * 5 * 16 * 4
+    link_s = pooled / 1e6 + rest.input_s + (0 if nvlink else rest.allreduce_s)
+    assert point.parts_s["host link"] == pytest.approx(link_s)
+    assert point.parts_s["gpu"] == pytest.approx(rest.step_s)
     times, _ = on_servers(setting, 2, 128)
     assert point.parts_s["servers' memory"] == pytest.approx(max(times))
     out = 128 * 5 * (4 * 8 + 16 * 4)  # Ids and gradients of all samples of both GPUs.
@@ -234,7 +245,8 @@ def test_all_fits_then_a_split_is_no_different() -> None:
 @pytest.mark.parametrize("name", ["hot-cold", "cached"])
 def test_hbm_is_filled_to_the_last_row(name: str) -> None:
     machine = two_gpus(hbm=200_000)
-    setting = replace(SMALL, rows=20_000, batch=8)
+    # The first GPU has two tables, the second one.
+    setting = replace(SMALL, sparse=3, rows=20_000, batch=8)
     problem = Problem(setting.profile(), machine.topology, setting.batch)
     make = PLACEMENTS[name].plan
     plan = make(problem, Roofline())
