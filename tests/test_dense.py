@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +123,25 @@ def test_memory_by_hand(optimizer: str, states: int) -> None:
     assert memory.activation_bytes == 100 * (12 + 4 * ((3 + 2) + 4 + 3 + 4 + 2 * 4))
     assert memory.total_bytes == (3 + states) * 33 * 4 + memory.activation_bytes
     assert dense_memory(network, 100).bucket_bytes == 0  # One GPU sums nothing.
+
+
+@pytest.mark.parametrize(
+    ("changes", "values"),
+    [
+        # 3 dense features and 40 columns of embeddings; hidden layers have 2 outputs.
+        # In the top's last product of all 43 columns: they, their gradients, two outputs.
+        ({"interaction": "concat"}, 43 + 43 + 2),
+        # In the means of 40 columns, which keep them: they, their gradients, 9 inputs of the top.
+        ({"interaction": "concat", "concat_stride": 7}, 40 + 40 + 9 + 9),
+        # In two cross layers: two times 43 columns and a rank of 5 each, the result, its gradient
+        # and that of the first input.
+        ({"interaction": "cross", "cross_layers": 2, "cross_rank": 5}, 2 * 91 + 43 + 2 * 43),
+    ],
+)
+def test_memory_of_other_interactions_by_hand(changes: dict[str, Any], values: int) -> None:
+    network = DenseNetwork.of(DenseLayers((2, 1), (), 3, **changes), [table("a", 20, features=2)])
+    memory = dense_memory(network, 100)
+    assert memory.activation_bytes == 100 * (16 + 4 * values)
 
 
 def test_half_precision_halves_activations_and_copies_parameters() -> None:

@@ -127,6 +127,11 @@ def test_merging_adds_windows_and_files_keep_them(tmp_path: Path) -> None:
     merged = Profile.merge([Profile((one,), 80_000), Profile((two,), 100_000)])
     assert merged["t"].locality == added([two.locality, one.locality])
     assert merged["t"].unknown == UnknownIds(12, None)
+    assert merged["t"].unknown_share == pytest.approx(12 / merged["t"].lookups)
+    # Row 0 has all ids that are unknown, and is none of those that are listed.
+    listed = one.counts.ids.size - (0 in one.counts.ids)
+    assert one.unknown_id_share == pytest.approx(3 / (listed + 3))
+    assert merged["t"].unknown_id_share is None
     merged.save(tmp_path)
     loaded = Profile.load(tmp_path)["t"]
     assert loaded.locality == merged["t"].locality

@@ -112,6 +112,18 @@ def test_equal_devices_share_an_entry() -> None:
     assert "gpu:[0-7]" in dumps(Topology.parse("8xh100"))
 
 
+def test_only_consecutive_numbers_share_an_entry(tmp_path: Path) -> None:
+    names = ("rack", "rack0", "rack1", "rack01", "rack3", "rack4", "other5")
+    hosts = tuple(Host(name, 2**30, 1e9) for name in names)
+    links = (Link("gpu", "rack", "pcie", 1e9), *(Link(n, "network", "network", 1) for n in names))
+    topology = Topology("odd", (Gpu("gpu", "rack", 2**30, 1e9),), hosts, links)
+    assert re.findall("- id: (.*)", dumps(topology)) == [
+        "rack", "rack[0-1]", "rack01", "rack[3-4]", "other5", "gpu",
+    ]  # fmt: skip
+    topology.save(tmp_path / "odd.yaml")
+    assert Topology.load(tmp_path / "odd.yaml") == topology
+
+
 @pytest.mark.parametrize(
     ("text", "bytes_per_s"),
     [("55GB/s", 55e9), ("400Gbit/s", 50e9), ("1.5TB/s", 1.5e12), ("2GiB/s", 2.0**31), (7, 7.0)],
@@ -146,6 +158,7 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (('id: "gpu:0"', 'id: "gpu:[3-1]"'), "must ascend"),
         (('id: "gpu:0"', 'id: "gpu:[1-65537]"'), "at most 65536 devices"),
         (('id: "gpu:0"', 'id: "gpu:[a]"'), "not an id"),
+        (('a: "gpu:0", b: "host:0"', 'a: "gpu:[0-999]", b: "host:[0-99]"'), "has 100000 links"),
         (("gpus:", "gpus: {"), "is not a topology file"),
         ((SMALL, "just words"), "holds a str"),
         ((SMALL, ""), "gpus: Field required"),

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from placer import Topology
 from placer.errors import TopologyError
-from placer.topology.kinds import CPU_SERVER, GPU_KINDS, HOST_KINDS, NAMED, NETWORK_LATENCY_S, Rate
+from placer.topology.kinds import (
+    CPU_SERVER,
+    GPU_KINDS,
+    HOST_KINDS,
+    LIST_PRICES,
+    NAMED,
+    NETWORK_LATENCY_S,
+    Rate,
+)
 from placer.topology.presets import (
     RESERVED_DRAM_SHARE,
     RESERVED_HBM_SHARE,
@@ -123,6 +131,46 @@ def test_a_rack_alone_costs_what_one_network_of_its_speed_does(tmp_path: Path) -
     assert rack.exchange_latency_s == network.exchange_latency_s
     rack.save(tmp_path / "rack.yaml")
     assert Topology.load(tmp_path / "rack.yaml") == rack
+
+
+# Of a card: GB of memory, GB/s of it, to the host and to peers. Of 8 of them: GB of host memory, GB/s
+# of it and to other hosts, and dollars an hour of each card. Bandwidths are those that are reached.
+FIGURES = """
+v100-16   16.9   747.0   11.97  84.0   549.8  179.2  45.0   3.06
+v100-32   34.1   747.0   11.97  84.0   549.8  179.2  45.0   3.90
+t4        16.1   220.8   11.97   0.0   412.3  197.1  11.25  0.98
+a100-40   42.9  1399.5   24.89 240.0  1099.5  286.7 180.0   2.74
+a100-80   85.9  1835.1   24.89 240.0  2199.0  286.7 180.0   3.43
+h100      85.5  3015.0   54.81 360.0  2199.0  430.1 360.0   6.88
+h200     150.8  4320.0   54.81 360.0  2199.0  430.1 360.0   7.91
+b200     192.3  7200.0   54.81 720.0  2199.0  501.8 360.0  14.24
+gb200    186.1  7200.0  180.0  720.0  1920.0 1433.6 5760.0 16.0
+l4        24.2   207.0   24.89   0.0   824.6  286.7  11.25  1.67
+l40s      48.3   596.2   24.89   0.0  1649.3  286.7  45.0   3.77
+a10       24.1   414.0   24.89   0.0  2199.0  573.4  22.5   2.0
+a10g      24.1   414.0   24.89   0.0   824.6  286.7  11.25  2.04
+mi300x   206.2  4240.0   54.81 358.4  2199.0  430.1 360.0   6.0
+mi350x   309.2  6400.0   54.81 430.1  3298.5  806.4 360.0   0.0
+mi355x   309.2  6400.0   54.81 430.1  3298.5  806.4 360.0   8.6
+gaudi2    96.0  1968.0   24.89 210.0  1099.5  286.7 270.0   0.0
+gaudi3   128.0  2936.0   54.81 420.0  1924.1  430.1 540.0   0.0
+"""
+
+
+@pytest.mark.parametrize("line", FIGURES.split("\n")[1:-1])
+def test_figures_of_every_kind(line: str) -> None:
+    name, *figures = line.split()
+    gpu, host = GPU_KINDS[name], HOST_KINDS[name]
+    price = LIST_PRICES[name].dollars_per_hour if name in LIST_PRICES else 0.0
+    rates = (gpu.hbm, gpu.pcie, gpu.nvlink, host.dram, host.network)
+    *of_gpu, dram, network = (0.0 if rate is None else rate.bytes_per_s / 1e9 for rate in rates)
+    found = (gpu.memory_bytes / 1e9, *of_gpu, host.memory_bytes / 1e9, dram, network, price)
+    assert found == pytest.approx(tuple(map(float, figures)), rel=5e-3)
+
+
+def test_every_kind_has_figures() -> None:
+    assert [line.split()[0] for line in FIGURES.split("\n")[1:-1]] == list(GPU_KINDS)
+    assert set(LIST_PRICES) <= set(GPU_KINDS)
 
 
 def test_published_constants() -> None:
