@@ -25,6 +25,7 @@ from solvers.analysis.compare import (
     fleet,
     price_of,
 )
+from solvers.report.compare import _front
 from solvers.result import usable_cores
 
 WORKLOAD = "random-1@3"
@@ -75,6 +76,12 @@ def test_rows_are_in_order_and_say_what_a_solver_says() -> None:
     assert t4.cost_per_billion_samples == pytest.approx(7.824 / 8 * (t4.train_s or 0) / 3600)
     assert "g4dn.metal" in t4.price_source
     assert (mi350x.price_per_hour, mi350x.cost_per_billion_samples) == (None, None)
+
+
+def test_the_front_has_machines_that_none_beats() -> None:
+    row = rows_of(["1xt4"])[0]
+    shown = [(row, *one) for one in ((3.0, 2.0), (1.0, 5.0), (2.0, 5.0), (4.0, 2.0), (2.5, 6.0))]
+    assert _front(shown) == [(1.0, 5.0), (3.0, 2.0)]
 
 
 def test_own_prices_come_first() -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from problem_cases import counted_table, machine
 
-from placer import Plan, Profile, Shard
+from placer import Feature, Plan, Profile, Shard, Table
 from placer.dense import DenseLayers
 from placer.errors import ProblemError
-from placer.plan.memory import device_memory, index_buffer_bytes
+from placer.plan.memory import device_memory, index_buffer_bytes, output_vectors
 from placer.plan.peak_memory import (
     COMMUNICATOR_BYTES,
     COMMUNICATORS,
@@ -44,6 +44,18 @@ def plan(*devices: str, dense: DenseLayers | None = None) -> Plan:
 
 def by_name(peak: DevicePeak) -> dict[str, PhaseMemory]:
     return {phase.name: phase for phase in peak.phases}
+
+
+def test_vectors_are_of_pooled_bags_and_of_single_lookups() -> None:
+    features = (
+        Feature("sum", 4.0, coverage=0.5),
+        Feature("never", 4.0, coverage=0.0),
+        Feature("none", 1.0, pooling="none"),
+    )
+    table = Table("t", 100, 8, features=features)
+    # Of 10 samples one bag each, whether or not it is empty, and a third of 6 lookups.
+    assert output_vectors(table, 10, 6.0) == 10 + 2
+    assert output_vectors(replace(table, features=features[1:2]), 10, 6.0) == 0
 
 
 def test_one_rank_by_hand() -> None:

@@ -33,7 +33,7 @@ from placer.workloads import named_workload, workload_names
 from solvers import Limits, Termination, solve
 from solvers.analysis.compare import CompareRow, compare, compare_row
 from solvers.report import compare_report, plan_report, plot_compare
-from solvers.report.plan import placement_kind, short_names
+from solvers.report.plan import bound_holds, placement_kind, short_names
 from solvers.result import Limit
 
 TOPOLOGY = Topology.parse("4xa100-40", hbm="1GiB")
@@ -144,6 +144,25 @@ def test_a_new_plan_says_how_its_search_ended_and_what_binds(
     assert (found["limit"], found["binding"]) == (limit, end.detail)
     assert end.detail in report.headline
     assert any(f": {words}, within" in line for line in report.headline)
+
+
+def test_a_bound_is_shown_with_the_recorded_time_or_for_the_same_problem(
+    solved: tuple[Problem, Plan],
+) -> None:
+    problem, plan = solved
+    evaluate = partial(Roofline().evaluate, problem)
+    edited = replace(plan, solver=replace(plan.solver, step_time_s=2 * plan.solver.step_time_s))
+    for other, sha256, is_shown in (
+        (plan, "another", True),
+        (plan, problem.sha256, True),
+        (edited, problem.sha256, True),
+        (edited, "another", False),
+    ):
+        facts = plan_report(other, evaluate, problem_sha256=sha256).facts
+        assert (facts["bound_s"] is not None) is (facts["gap"] is not None) is is_shown
+    assert bound_holds(plan, problem.sha256, evaluate(plan))
+    assert not bound_holds(plan, "another", evaluate(plan))
+    assert not bound_holds(plan, problem.sha256, replace(evaluate(plan), cost_model="mine"))
 
 
 def test_plan_report_adds_up(solved: tuple[Problem, Plan]) -> None:

@@ -10,6 +10,7 @@ from problem_cases import counted_table, problem_of, resident_buffers, unequal_m
 
 from cost_models import Roofline, ShardingOption
 from placer import Problem, Topology
+from placer.plan.memory import device_memory
 from solvers import solve
 from solvers.bounds.binding import _placed, binding, changes
 from solvers.model.build_plan import build_plan
@@ -123,6 +124,18 @@ def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> Non
     assert max(solved, key=lambda one: solved[one]) == resource
     for name, gain in solved.items():
         assert found.gains[name] == pytest.approx(gain, abs=2e-3), name
+
+
+def test_host_memory_that_is_left_over_changes_no_gain() -> None:
+    problem = short_of_hbm(4_400_000)
+    plan = solve(problem, "greedy-cost").plan
+    assert plan is not None
+    gains = binding(problem, plan, MODEL).gains
+    assert gains["hbm"] > 0.01
+    used = device_memory(plan)["host:0"].total_bytes
+    topology = hosts_with(problem.topology, memory_bytes=used + 1000)
+    full = binding(replace(problem, topology=topology), replace(plan, topology=topology), MODEL)
+    assert full.gains["hbm"] == pytest.approx(gains["hbm"], rel=1e-6)
 
 
 def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:

@@ -22,6 +22,7 @@ from placer.workloads.synthetic_log import (
     CATEGORICAL,
     INTEGER,
     MISSING_SHARE,
+    _hashed_ids,
     scaled_rows,
     write_synthetic_log,
 )
@@ -97,6 +98,18 @@ def test_seeds_tell_logs_apart_and_nothing_else_does(tmp_path: Path) -> None:
         write_synthetic_log(tmp_path / name, samples=300, seed=seed)
         contents.append((tmp_path / name).read_bytes())
     assert contents[0] == contents[1] != contents[2]
+
+
+def test_ids_are_ranks_whose_bits_murmurhash3_mixes() -> None:
+    def mixed(bits: int) -> int:
+        bits = (bits ^ bits >> 16) * 0x85EBCA6B % 2**32
+        bits = (bits ^ bits >> 13) * 0xC2B2AE35 % 2**32
+        return bits ^ bits >> 16
+
+    ranks = np.array([0, 1, 2, 40_000_000])
+    ids = _hashed_ids(ranks, 2, np.array([False, False, True, False])).to_pylist()
+    expected = [f"{mixed((rank + 3 * 0x9E3779B9) % 2**32):08x}" for rank in ranks.tolist()]
+    assert ids == [*expected[:2], None, expected[3]]
 
 
 def test_long_logs_are_written_chunk_by_chunk(tmp_path: Path) -> None:

@@ -133,8 +133,8 @@ def test_a_rack_alone_costs_what_one_network_of_its_speed_does(tmp_path: Path) -
     assert Topology.load(tmp_path / "rack.yaml") == rack
 
 
-# Of a card: GB of memory, GB/s of it, to the host and to peers. Of 8 of them: GB of host memory, GB/s
-# of it and to other hosts, and dollars an hour of each card. Bandwidths are those that are reached.
+# Of a card: GB of memory, GB/s of it, to the host and to peers. Of 8 of them: GB of host memory,
+# GB/s of it and to other hosts, and dollars an hour of each card. Bandwidths are what is reached.
 FIGURES = """
 v100-16   16.9   747.0   11.97  84.0   549.8  179.2  45.0   3.06
 v100-32   34.1   747.0   11.97  84.0   549.8  179.2  45.0   3.90
