@@ -62,6 +62,12 @@ def test_the_best_of_all_plans_is_found(seed: int) -> None:
         assert found.state.step_s == pytest.approx(best, rel=1e-9)
         assert found.limit_s <= best * (1 + 1e-9)
     pool = Pool(tables, memory)
+    groups = [group for table in tables for group in table]
+    held = [float(one.sum()) for group in groups for one in group.tier_bytes]
+    assert pool.tier_bytes[:, 0] == pytest.approx(held)
+    cheapest = np.minimum.reduceat(pool.seconds + 0.5 * np.array(held), pool.starts).sum()
+    limit_s = (cheapest - 0.5 * memory.sum()) / RANKS
+    assert pool.limit_s(np.array([0.5])) == pytest.approx(limit_s)
     least = np.minimum.reduceat(pool.tier_bytes, pool.starts).sum()
     for share in (0.4, 0.6, 0.8):  # At such prices, the cheapest candidates fit if any do.
         used = pool.used(pool.priced(prices_of(pool, share))).sum()

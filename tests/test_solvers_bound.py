@@ -27,6 +27,7 @@ from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, TableProfi
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
+from placer.dense import MeasuredDense
 from placer.plan.fields import PIPELINES
 from placer.plan.verify import violations
 from placer.topology.topology import Topology
@@ -311,6 +312,34 @@ def test_the_problems_are_of_all_kinds() -> None:
         for report in reports
     ]
     assert sum(longer) >= 10  # Lanes that phases share count.
+
+
+def test_tables_that_few_gpus_may_serve_raise_the_bound() -> None:
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(4)]
+    free = problem_of(*tables, topology=machine(4, launch_s=0.0))
+    pinned = replace(free, constraints=Constraints.of({"*": TableRule(devices=("gpu:1",))}))
+    together = replace(free, constraints=Constraints.of({}, [[f"t{n}" for n in range(4)]]))
+    of_free_s = lagrangian_bound(Instance(free, Roofline())).step_time_s
+    for problem in (pinned, together):
+        instance = Instance(problem, Roofline())
+        bound_s = lagrangian_bound(instance).step_time_s
+        best_s = solve(problem, "greedy-cost").step_time_s
+        assert 3 * of_free_s < bound_s <= (best_s - instance.fixed_s) * (1 + 1e-9)
+
+
+def test_dense_layers_run_beside_what_host_memory_takes() -> None:
+    """A bound by the hosts' memory alone includes the fixed time of a step once, not twice."""
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0, exponent=0.3) for n in range(4)]
+    topology = machine(2, hbm_bytes=4_000_000, launch_s=0.0)
+    hosts = tuple(replace(host, dram_bytes_per_s=1e9) for host in topology.hosts)
+    problem = problem_of(*tables, topology=replace(topology, hosts=hosts))
+    alone_s = lagrangian_bound(Instance(problem, Roofline())).step_time_s
+    dense = replace(problem, dense=MeasuredDense(2e-3))
+    instance = Instance(dense, Roofline())
+    assert alone_s > 1e-4
+    step_time_s = solve(dense, "greedy-cost").step_time_s
+    assert step_time_s is not None
+    assert lagrangian_bound(instance).step_time_s + instance.fixed_s <= step_time_s
 
 
 @pytest.mark.parametrize("all_options", [0, 2500])

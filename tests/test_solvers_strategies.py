@@ -200,13 +200,16 @@ def test_a_classic_greedy_says_how_many_bytes_of_buffers_have_no_room() -> None:
     """The buffers of three tables in DRAM, on two GPUs that each have room for those of one."""
     each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
     room = resident_buffers(problem_of(each[0])) * 3 // 2
-    problem = problem_of(*each, topology=machine(hbm_bytes=room))
+    first, second = machine(hbm_bytes=room).gpus
+    gpus = first, replace(second, memory_bytes=room * 7 // 6)
+    problem = problem_of(*each, topology=replace(machine(), gpus=gpus))
     end = GreedySize().solve(problem, Roofline(), Limits(time_limit_s=TIME_LIMIT_S)).termination
     instance = Instance(problem, Roofline())
     buffers = int(np.ceil(instance.curve(instance.whole(0), 0).hbm_bytes[0]))
     (shortage,) = end.shortages
-    assert (shortage.device, shortage.resource) == ("gpu:0", "hbm")
-    assert shortage.short_bytes == 2 * buffers - room
+    assert (shortage.device, shortage.resource) == ("gpu:1", "hbm")
+    assert shortage.short_bytes == 2 * buffers - room * 7 // 6
+    assert f"have at most {format_bytes(room * 7 // 6 - buffers)} of HBM left" in end.detail
 
 
 @every_strategy

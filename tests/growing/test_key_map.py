@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from placer.errors import BackendError, CheckpointError, PlanMismatchError
 from placer.growing import Growing, KeyCounts, KeyMap
 from placer.growing.hashes import digest_of, parts_of
-from placer.growing.options import Eviction, Int
+from placer.growing.options import SKETCH_CELLS, Eviction, Int
+from placer.growing.saved_state import sketch_of
 
 _WINDOW = 16
 
@@ -392,11 +393,45 @@ def test_maps_of_parts_go_on_as_one_or_as_many(
     assert sorted(_rows_of(others).values()) == list(range(1, 98))
 
 
-def test_a_map_without_a_row_is_refused() -> None:
-    keys = KeyMap(Growing(4))
+def test_only_rows_that_there_are_take_keys_and_each_takes_one() -> None:
+    own = KeyMap(Growing(4))
+    listed = np.array([7, 8, 9])
+    own.check(listed, np.array([1, 4, 0]))
+    own.check(listed, np.zeros(3, np.int64))
+    for rows in ([1, 5, 0], [-1, 2, 0], [2, 2, 0], [1, 2]):
+        with pytest.raises(CheckpointError, match="capacity 4 are damaged"):
+            own.check(listed, np.array(rows))
+    for keys in ([7, 8, 7], [7.0, 8.0, 9.0]):
+        with pytest.raises(CheckpointError, match="capacity 4 are damaged"):
+            own.check(np.array(keys), np.array([1, 2, 0]))
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (5, 4), (4, 2)])
+@pytest.mark.parametrize("maps", [1, 2])
+def test_counts_of_a_resized_sketch_are_never_too_low(before: int, after: int, maps: int) -> None:
+    was, how = (Growing(blocks * SKETCH_CELLS, admission=2) for blocks in (before, after))
+    held = [block for part in range(maps) for block in was.sketch_blocks(part, maps)]
+    saved = np.random.default_rng(0).integers(0, 255, (len(held), 2, 3), np.uint8)
+    parts = [(part, 2, how.sketch_blocks(part, 2)) for part in range(2)]
+    for part, count, blocks in [(0, 1, how.sketch_blocks()), *parts]:
+        found = sketch_of(saved, was, maps, how, part, count)
+        assert len(found) == len(blocks)
+        for number, block in enumerate(blocks):
+            # Old blocks with any of its keys: blocks are equal ranges of the keys' hashes.
+            alike = [
+                own
+                for own, old in zip(saved, held, strict=True)
+                if old * after < (block + 1) * before and block * before < (old + 1) * after
+            ]
+            assert np.array_equal(found[number], np.max(alike, axis=0))
+
+
+@pytest.mark.parametrize("capacity", [4, 5])
+def test_a_map_without_a_row_is_refused(capacity: int) -> None:
+    keys = KeyMap(Growing(capacity))
     own = np.arange(100)[parts_of(np.arange(100), 2) == 0][:4]
-    keys.read(own)
-    other = KeyMap(Growing(4), 1, 2)
+    keys.read(own)  # A fifth row would be rank 0's, too: rows 1, 3 and 5 are, if they are free.
+    other = KeyMap(Growing(capacity), 1, 2)
     with pytest.raises(CheckpointError, match="no row for the keys of rank 1 of 2"):
         other.load_state(keys.state())
     with pytest.raises(PlanMismatchError, match="capacity 1 is less than the 2 ranks"):
