@@ -157,6 +157,22 @@ def test_a_row_of_a_closed_step_is_written_back_when_others_need_its_entry() -> 
     assert model.hit_rates().lookups == 0  # type: ignore[union-attr]
 
 
+@combinations("backend, lookup", BACKENDS, ["uva", "staged", "host"])
+def test_lookups_of_rows_in_hbm_are_counted(backend: str, lookup: str) -> None:
+    table = Table("t", 10, 4, features=(Feature("t"),))
+    cold = shard(table, (5, 10, 1), memory="dram", lookup=lookup)  # type: ignore[arg-type]
+    shards = [shard(table, (0, 5, 1)), replace(cold, staging_rows=5 * (lookup == "staged"))]
+    model = model_of(plan_of([table], shards), backend)
+    model.count_by_table()
+    ids = torch.tensor([5, 4, 0, 9, 4, 5, 6, 7])
+    with torch.no_grad():
+        model(BagBatch.from_features({"t": (ids, torch.tensor([0, 3, 3, 8]), None)}, ["t"]))
+    rates = model.hit_rates()
+    assert rates is not None
+    assert (rates.lookups, rates.home_lookups, rates.tables) == (8, 3, {"t": 3 / 8})
+    assert rates.hbm_hit_rate == 3 / 8
+
+
 def test_lookups_by_table_are_counted_in_64_steps_and_then_in_one_of_eight() -> None:
     table = Table("t", 10, 4, features=(Feature("t"),))
     shards = [shard(table, (0, 5, 1)), shard(table, (5, 10, 1), memory="dram")]
