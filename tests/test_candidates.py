@@ -10,12 +10,15 @@ from fast_and_full import mostly_slow
 from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 
+from cost_models import Roofline
 from placer.constraints.constraints import Constraints, TableRule
 from solvers import solve
 from solvers.model.clock import Clock
+from solvers.model.instance import Instance
 from solvers.result import Limits
 from solvers.search.candidates.placement import Group, Place, Space, State
 from solvers.search.candidates.search import Pool, _exchange, _fill, prices_of, search
+from solvers.search.candidates.shards import _groups
 
 RANKS = 2
 
@@ -111,6 +114,17 @@ def test_candidates_may_fill_a_rank_exactly() -> None:
     assert _fill(state, 0)
     assert (state.seconds.tolist(), state.free.tolist()) == ([3.0, 0.0], [[0.0], [15.0]])
     assert not _fill(state, 0)
+
+
+def test_shards_of_a_table_are_on_different_ranks() -> None:
+    problem = problem_of(zipf_table("t", 8_000, 64, lookups=20.0), topology=machine(4))
+    instance = Instance(problem, Roofline())
+    groups = [*_groups(instance, [instance.whole(0)])]
+    sizes = {group.units * group.span for group in groups}
+    assert min(sizes) == 1 < max(sizes) <= 4
+    for group in groups:
+        assert group.distinct == (group.units * group.span > 1)
+        assert group.is_loose == (group.units == group.span == 1)
 
 
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="torchrec is not installed")
