@@ -239,7 +239,7 @@ def _kind_of_option(table: Table, shard: TableShard, topology: Topology) -> Shar
     if option.cold != "cached":
         raise ProblemError(f"TorchRec reads cold rows through caches, not {option.cold!r}")
     if shard.is_replica and option.replicated_rows == table.rows:
-        return "data_parallel" if gpus > 1 else "table_wise"
+        return "data_parallel"
     if option.replicated_rows == 0 and option.shard_count == 1:
         return "table_wise"
     if option.replicated_rows == 0 and option.row_slices == 1:

@@ -192,6 +192,12 @@ def test_dynamicembs_options(shard: dict[str, Any], hbm_rows: int, caching: bool
     options = document_for("dynamicemb", _plan())["dynamicemb"]["item"]["options"]
     assert options["score_strategy"] == "STEP"
     assert "admit_strategy" not in options
+    # A cache of one of two shards: its two rows, and all five rows of the other.
+    item, other, city = _plan(memory="dram", lookup="cached", cache_rows=2).shards
+    in_hbm = replace(other, memory="hbm", lookup="device", cache_rows=0)
+    mixed = replace(_plan(), shards=(item, in_hbm, city))
+    options = document_for("dynamicemb", mixed)["dynamicemb"]["item"]["options"]
+    assert (options["caching"], options["global_hbm_for_values"]) == (True, (2 + 5) * row_bytes)
 
 
 def test_what_dynamicemb_lacks_is_refused() -> None:
