@@ -65,6 +65,7 @@ WHOLE = in_hbm("t", (0, 10, 1), (0, 4))
         (replace(WHOLE, memory="dram", lookup="staged", staging_rows=11), "must lie within 0..10"),
         (replace(WHOLE, memory="dram", lookup="staged", staging_rows=-1), "must lie within 0..10"),
         (replace(WHOLE, buffer_bytes=-1), "be at least 0"),
+        (replace(WHOLE, memory="dram", lookup="uva", dtype="int8"), "rows of int8 are staged or"),
     ],
 )
 def test_malformed_shards(shard: Shard, words: str) -> None:
@@ -73,6 +74,14 @@ def test_malformed_shards(shard: Shard, words: str) -> None:
     assert any(words in violation.message for violation in found)
     with pytest.raises(PlanError):
         verify(plan_of(TABLE, shard))
+
+
+def test_only_rows_of_float32_are_narrowed() -> None:
+    narrow = replace(WHOLE, memory="dram", lookup="staged", dtype="float16")
+    assert violations(plan_of(TABLE, narrow)) == []
+    for dtype, words in (("float16", []), ("bfloat16", ["rows of float16 are of tables of flo"])):
+        found = violations(plan_of(replace(TABLE, dtype=dtype), narrow))
+        assert [fault.message.partition(": ")[2][:36] for fault in found] == words
 
 
 def test_a_table_listed_twice() -> None:
