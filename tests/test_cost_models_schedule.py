@@ -107,6 +107,14 @@ def test_dense_layers_scale_with_the_first_chain_alone() -> None:
     report = CostReport("roofline", (gpu,), (), {}, 1.0, None, schedule, (), 2.0, parts_s)
     # The chains take 3 + 0.5 + dense layers, and 4 + 1.
     assert [report.step_time_if({}, dense=scale) for scale in (1, 0.5, 0, 3)] == [5.5, 5, 5, 9.5]
+    # Dense layers are a phase of the longest chain only if that is the first.
+    for second_s, is_first in ((4.0, True), (5.0, False)):
+        one = replace(report, phase_s=((3.0,), (second_s,)))
+        assert (one.has_dense_phase, one.longest_chain[0]) == (
+            is_first,
+            ("a" if is_first else "b",),
+        )
+        assert not replace(one, dense_s=None).has_dense_phase
 
 
 def test_gpus_wait_unless_it_is_a_rounding_error() -> None:

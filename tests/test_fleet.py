@@ -69,12 +69,16 @@ def test_rows_are_in_order_and_say_what_a_solver_says() -> None:
         assert row.samples_per_s == pytest.approx(256 * row.gpus / (row.step_time_s or 0))
         assert row.train_s == pytest.approx(SAMPLES / (row.samples_per_s or 0))
         assert 0 <= (row.memory_left or 0) <= 1
+        assert row.least_share == pytest.approx(1 / (1 + (row.gap or 0)))
         assert (row.hbm_left_bytes or 0) >= 0
         assert "kernel launch" in row.assumed
     h100, t4, mi350x = rows
     assert h100.price_per_hour == pytest.approx(2 * 55.04 / 8)
     assert t4.cost_per_billion_samples == pytest.approx(7.824 / 8 * (t4.train_s or 0) / 3600)
     assert "g4dn.metal" in t4.price_source
+    at_bound = replace(t4, step_time_s=t4.bound_s, samples_per_s=256 / (t4.bound_s or 0))
+    dollars = 7.824 / 8 * (at_bound.train_s or 0) / 3600
+    assert t4.least_cost == pytest.approx(dollars)
     assert (mi350x.price_per_hour, mi350x.cost_per_billion_samples) == (None, None)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from placer import Topology
 from placer.errors import TopologyError
-from placer.topology.devices import Gpu, Host, Link
+from placer.topology.devices import Drive, Gpu, Host, Link
 
 HOST = Host("host:0", 100, 10.0)
 PAIR = (Gpu("gpu:0", "host:0", 10, 100.0), Gpu("gpu:1", "host:0", 10, 100.0))
@@ -25,6 +25,9 @@ SMALL = Topology("small", PAIR, (HOST,), PCIE)
         ({"gpus": (replace(PAIR[0], hbm_bytes_per_s=0),)}, "positive HBM bandwidth"),
         ({"hosts": (replace(HOST, dram_bytes_per_s=0),)}, "positive DRAM bandwidth"),
         ({"hosts": (replace(HOST, memory_bytes=-1),)}, "host:0 needs memory"),
+        ({"hosts": (replace(HOST, drive=Drive(-1)),)}, "the drive of host:0 needs bytes"),
+        ({"hosts": (replace(HOST, drive=Drive(1, 0.0, 1.0)),)}, "the drive of host:0 needs"),
+        ({"hosts": (replace(HOST, drive=Drive(1, 1.0, 0.0)),)}, "the drive of host:0 needs"),
         ({"links": PCIE[:1]}, "gpu:1 has no pcie link to host:0"),
         ({"links": (*PCIE, Link("gpu:0", "gpu:9", "nvlink", 1.0))}, "no device is called 'gpu:9'"),
         ({"links": (*PCIE, Link("gpu:0", "gpu:1", "nvlink", 1.0))}, "a GPU to its own host"),

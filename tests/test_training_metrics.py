@@ -1,6 +1,8 @@
 """AUC and log loss against their definitions."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.errors import DataError
-from placer.training.metrics import HeldOut, auc, log_loss
+from placer.training.metrics import HeldOut, JsonLines, auc, log_loss
 
 # Few distinct scores, so that ties are common.
 samples = st.lists(st.tuples(st.integers(-3, 3), st.booleans()), max_size=40)
@@ -65,3 +67,19 @@ def test_log_loss_is_the_mean_cross_entropy() -> None:
 def test_log_loss_of_extreme_logits_is_finite() -> None:
     assert log_loss([1000.0, -1000.0], [1, 0]) == 0
     assert log_loss([1000.0], [0]) == 1000
+
+
+def test_a_run_that_goes_on_drops_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    log = JsonLines(file)
+    log.begin(0)
+    for step in (1, 2, 3, 4):
+        log.add(step, {"loss": step / 10})
+    log.add(4, {"auc": 0.7}, is_last=True)
+    with file.open("a") as cut:
+        cut.write('{"step": 5, "lo')
+    again = JsonLines(file)
+    again.begin(2)
+    again.add(3, {"loss": 0.9})
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(one["step"], one["loss"]) for one in lines] == [(1, 0.1), (2, 0.2), (3, 0.9)]
