@@ -140,6 +140,14 @@ def test_merging_adds_windows_and_files_keep_them(tmp_path: Path) -> None:
     assert isinstance(loaded.locality[0], WindowCounts)
 
 
+def test_longer_steps_never_read_fewer_rows() -> None:
+    """Not even if the windows of a size were of a part of the log with fewer rows."""
+    one, most, fewer = (WindowCounts(n, 2, 2 * n, d) for n, d in ((10, 12), (20, 30), (40, 20)))
+    of = DistinctRows.of((one, most, fewer))
+    assert np.exp(of.log_lookups) == pytest.approx([1, 10, 20, 40])
+    assert np.exp(of.log_distinct) == pytest.approx([1, 6, 15, 15])
+
+
 @pytest.mark.parametrize("samples", [512, 4000])
 def test_drawn_batches_read_as_many_rows(samples: int) -> None:
     for ids in (sessions(), drawn()[:12_000]):

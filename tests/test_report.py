@@ -18,6 +18,8 @@ from rich.console import Console
 from cost_models import Roofline
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
 from placer.errors import BackendError, PlacerError
+from placer.executor.local.hit_rates import HitRates
+from placer.executor.memory.row_cache import RowCacheStats
 from placer.plan.memory import device_memory
 from placer.profile.table_profile import RowCounts
 from placer.report import (
@@ -29,6 +31,7 @@ from placer.report import (
     workloads_report,
 )
 from placer.report import section as form
+from placer.report.training import hit_rate_report
 from placer.workloads import named_workload, workload_names
 from solvers import Limits, Termination, solve
 from solvers.analysis.compare import CompareRow, compare, compare_row
@@ -163,6 +166,17 @@ def test_a_bound_is_shown_with_the_recorded_time_or_for_the_same_problem(
     assert bound_holds(plan, problem.sha256, evaluate(plan))
     assert not bound_holds(plan, "another", evaluate(plan))
     assert not bound_holds(plan, problem.sha256, replace(evaluate(plan), cost_model="mine"))
+
+
+def test_tables_furthest_below_the_plan_are_listed_first() -> None:
+    found = {"as planned": 0.5, "above": 0.9, "below": 0.6, "unknown": 0.2}
+    rates = HitRates(100, 40, RowCacheStats(lookups=30, hit_lookups=10), found)
+    planned = {None: 0.7, "as planned": 0.5, "above": 0.1, "below": 0.9}
+    report = hit_rate_report(rates, planned).to_json()
+    assert [row["table"] for row in report["tables"]] == ["below", "as planned", "unknown", "above"]
+    assert [row["lookups"] for row in report["served"]] == [40, 10, 20, 30]
+    assert [row["share"] for row in report["served"]] == [0.4, 0.1, 0.2, 0.3]
+    assert report["hbm_hit_rate"] == 0.5
 
 
 def test_plan_report_adds_up(solved: tuple[Problem, Plan]) -> None:

@@ -174,6 +174,14 @@ def test_bad_files_say_where_and_what(tmp_path: Path, change: tuple[str, str], s
     assert "\n" not in str(error.value)
 
 
+def test_a_gpu_may_have_no_memory_for_tables(tmp_path: Path) -> None:
+    for nothing in ("0", "0GiB"):
+        topology = Topology.load(write(tmp_path, SMALL.replace(" 4GiB", f" {nothing}")))
+        assert topology.gpus[0].memory_bytes == 0
+    with pytest.raises(TopologyError, match=r"gpus\[0\]\.memory"):  # GiB were meant.
+        Topology.load(write(tmp_path, SMALL.replace(" 4GiB", " 4")))
+
+
 def test_missing_file_and_wrong_endings(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="No such file"):
         Topology.load(tmp_path / "nowhere.yaml")

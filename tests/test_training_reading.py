@@ -1,5 +1,6 @@
 """Batches of a log, however it is read; samples without a label are left out of them."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -171,6 +172,7 @@ def test_uneven_chunks_and_skipping_give_the_same_batches(
     )
     whole = list(batches(SHORT, size))
     assert [batch.samples for batch in whole[:-1]] == [size] * (len(whole) - 1)
+    assert len(whole) == math.ceil(SHORT.chunk.samples / size)
     again = list(batches(uneven, size, skip=done * size))
     assert len(again) == max(len(whole) - done, 0)
     for one, two in zip(whole[done:], again, strict=True):
