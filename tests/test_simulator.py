@@ -3,17 +3,26 @@
 from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import simulator_reference
 from fast_and_full import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plan_cases import plans
-from simulator_cases import chunks, executor_rates, replay, simulated_rates, simulated_shares
+from plan_cases import in_hbm, machine, plans
+from simulator_cases import (
+    chunks,
+    executor_rates,
+    one_id_chunk,
+    replay,
+    simulated_rates,
+    simulated_shares,
+)
 
+from placer import Feature, Plan, Table
 from placer.errors import PlanMismatchError
 from placer.simulator.replay import ReplayOptions
-from placer.tables import OPTIMIZERS
+from placer.tables import OPTIMIZERS, OptimizerName
 
 
 @given(st.data())
@@ -77,3 +86,15 @@ def test_every_gpu_serves_what_a_plain_reference_says(data: st.DataObject) -> No
             reads = expected[number, shard.cols, device]
             assert columns[number, device] == shard.width * sum(reads.values())
             assert weighted[number, device] == shard.width * len(reads)
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
+def test_ranks_with_columns_of_a_row_sum_its_squares(optimizer: OptimizerName) -> None:
+    table = Table("t", 10, 8, optimizer=optimizer, features=(Feature("f"),))
+    halves = in_hbm("t", (0, 10, 1), (0, 4), "gpu:0"), in_hbm("t", (0, 10, 1), (4, 8), "gpu:1")
+    replicas = (in_hbm("t", (0, 10, 1), (0, 8), "gpu:0", "gpu:1"),)
+    chunk = one_id_chunk(np.array([1, 1, 2, 3]))
+    bytes_each = 4 * 3 * (optimizer == "rowwise_adagrad")  # A float32 of each distinct row.
+    for shards, each in ((halves, bytes_each), (replicas, 0)):
+        _, totals = replay(Plan((table,), machine(2), shards), [chunk])
+        assert totals.sent["rows"].tolist() == [[0, each], [each, 0]]

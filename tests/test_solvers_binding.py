@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 from fast_and_full import fewer
 from plan_cases import machine
-from problem_cases import counted_table, problem_of, resident_buffers, unequal_machine, zipf_table
+from problem_cases import (
+    counted_table,
+    plan_for,
+    problem_of,
+    resident_buffers,
+    unequal_machine,
+    whole,
+    zipf_table,
+)
 
 from cost_models import Roofline, ShardingOption
 from placer import Problem, Topology
@@ -153,6 +161,24 @@ def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:
             faster = MODEL.evaluate(replace(problem, topology=change.topology), plan)
             gain = report.step_time_s / faster.step_time_s - 1
             assert gains[change.resource] == pytest.approx(gain, abs=1e-9), change.words
+
+
+def test_a_faster_network_of_a_server_gains_what_the_model_says() -> None:
+    problem = problem_of(zipf_table("t", 20_000, 64, lookups=8.0), topology=machine(1, servers=1))
+    slow = (
+        replace(link, bytes_per_s=1e8) if link.kind == "network" else link
+        for link in problem.topology.links
+    )
+    problem = replace(problem, topology=replace(problem.topology, links=tuple(slow)))
+    shard = MODEL.with_buffers(problem, 0, whole(problem, "host", "host:1"), returns_bags=True)
+    plan = plan_for(problem, shard)
+    step_time_s = MODEL.evaluate(problem, plan).step_time_s
+    found = binding(problem, plan, MODEL)
+    assert found.resource == "network"
+    (faster,) = (one for one in changes(problem.topology) if one.resource == "network")
+    changed = MODEL.evaluate(replace(problem, topology=faster.topology), plan)
+    gain = step_time_s / changed.step_time_s - 1
+    assert found.gains["network"] == pytest.approx(gain, abs=1e-9)
 
 
 def test_only_shards_with_hot_and_cold_rows_have_the_costs_of_a_split() -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.growing import Growing, KeyMap
 from placer.tables import OPTIMIZERS, Feature, Table
 
@@ -44,6 +45,28 @@ def _key_batches(steps: int, distinct: int, seed: int = 0, longest: int = 3) -> 
 
 def _with_ids(batch: BagBatch, ids: Tensor) -> BagBatch:
     return BagBatch(ids, batch.offsets, batch.batch_size)
+
+
+def test_steps_that_are_dropped_are_not_counted_as_open() -> None:
+    table = _table()
+    own = GrowingKeys({"t": Growing(CAPACITY)}, {"t": table}, None)
+
+    def opened(*, begins: bool = False) -> KeyStep:
+        step = own.open_step()
+        assert step is not None
+        own.maps["t"].read(np.array([1]), max(1, step.open_before))
+        own.found(step)
+        if begins:
+            own.begin(step)
+        return step
+
+    first, *ahead = opened(begins=True), opened(), opened()
+    assert [step.open_before for step in (first, *ahead)] == [0, 1, 2]
+    assert own.ahead == 2
+    own.drop_ahead()
+    assert own.ahead == 0
+    again = opened()
+    assert (again.number, again.open_before) == (ahead[0].number, 1)
 
 
 def _rows_of(model: PlacedEmbeddings, keys: Tensor) -> list[int]:
