@@ -22,7 +22,7 @@ from simulator_cases import (
 from placer import Feature, Plan, Table
 from placer.errors import PlanMismatchError
 from placer.simulator.replay import ReplayOptions
-from placer.tables import OPTIMIZERS, OptimizerName
+from placer.tables import OPTIMIZERS
 
 
 @given(st.data())
@@ -88,13 +88,19 @@ def test_every_gpu_serves_what_a_plain_reference_says(data: st.DataObject) -> No
             assert weighted[number, device] == shard.width * len(reads)
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad"])
-def test_ranks_with_columns_of_a_row_sum_its_squares(optimizer: OptimizerName) -> None:
-    table = Table("t", 10, 8, optimizer=optimizer, features=(Feature("f"),))
-    halves = in_hbm("t", (0, 10, 1), (0, 4), "gpu:0"), in_hbm("t", (0, 10, 1), (4, 8), "gpu:1")
-    replicas = (in_hbm("t", (0, 10, 1), (0, 8), "gpu:0", "gpu:1"),)
-    chunk = one_id_chunk(np.array([1, 1, 2, 3]))
-    bytes_each = 4 * 3 * (optimizer == "rowwise_adagrad")  # A float32 of each distinct row.
-    for shards, each in ((halves, bytes_each), (replicas, 0)):
-        _, totals = replay(Plan((table,), machine(2), shards), [chunk])
-        assert totals.sent["rows"].tolist() == [[0, each], [each, 0]]
+def test_ranks_with_columns_of_a_row_sum_its_squares() -> None:
+    thirds = [
+        in_hbm("t", (0, 10, 1), cols, f"gpu:{n}") for n, cols in enumerate([(0, 2), (2, 4), (4, 8)])
+    ]
+    replicas = [in_hbm("t", (0, 10, 1), (0, 8), "gpu:0", "gpu:1", "gpu:2")]
+    for shards, each in ((thirds, 4 * 3), (replicas, 0)):  # A float32 of each distinct row.
+        found = []
+        for optimizer in ("rowwise_adagrad", "adagrad"):
+            table = Table("t", 10, 8, optimizer=optimizer, features=(Feature("f"),))
+            plan = Plan((table,), machine(3), tuple(shards))
+            found.append(replay(plan, [one_id_chunk(np.array([1, 1, 2, 3]))])[1])
+        summed, plain = found
+        assert summed.sent["rows"].tolist() == [[0, each, each], [each, 0, each], [each, each, 0]]
+        assert not plain.sent["rows"].any()
+        returned = summed.served.returned_bytes - plain.served.returned_bytes
+        assert returned.tolist() == [[2 * each] * 3]

@@ -11,7 +11,7 @@ from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 from test_solvers import with_hbm
 
-from cost_models import Calibrated, Roofline, ShardingOption
+from cost_models import Calibrated, Roofline, ShardingOption, TableShard
 from cost_models.arenas import (
     ArenaCosts,
     ArenaLoad,
@@ -118,19 +118,25 @@ def test_assignments_take_what_their_plans_do(gpus: int) -> None:
         assert found.key_s <= before_s * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("cold", ["staged", "host", "cached"])
-def test_an_arena_takes_what_its_plan_does_with_one_row_in_hbm_or_all_but_one(cold: Cold) -> None:
-    rows = 300
-    tables = [zipf_table(name, rows, 16, lookups=5.0) for name in ("t", "in hbm")]
-    asked = problem_of(*tables, topology=machine(1))
+def test_an_arena_takes_what_its_plan_does_with_one_row_in_hbm_or_all_but_one(
+    cold: Cold, gpus: int
+) -> None:
+    rows = 300  # More than the lookups of a step.
+    tables = [zipf_table(name, rows, 16, lookups=1.0) for name in ("t", "in hbm", "everywhere")]
+    asked = problem_of(*tables[: gpus + 1], topology=machine(gpus))
     instance = Instance(asked, MODEL)
     (shard,), (other,) = (instance.shards(n, ShardingOption(cold=cold)) for n in range(2))
+    replicas = [TableShard.replica(2, ShardingOption(replicated_rows=rows))] * (gpus > 1)
     launch_s = MODEL.launches(asked, 0)
     for hot_rows in (0, 1, rows - 1, rows):
         placements = [Placement(shard, 0, hot_rows), Placement(other, 0, rows)]
-        loads = arena_loads(asked, build_plan(instance, placements))
+        plan = build_plan(instance, placements, replicas)
+        loads = arena_loads(asked, plan)
         expected_s = added_up(times_by_arena(MODEL, asked, loads), launch_s.size)[:, 0]
-        found_s = instance.arena_times.seconds(0, [(shard, hot_rows), (other, rows)])
+        served = [(shard, hot_rows), (other, rows)]
+        found_s = instance.arena_times.seconds(0, served, replicas)
         np.testing.assert_allclose(found_s, expected_s - instance.launches_s[0], atol=1e-12)
 
 
