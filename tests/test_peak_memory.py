@@ -10,12 +10,19 @@ from placer.dense import DenseLayers
 from placer.errors import ProblemError
 from placer.plan.memory import device_memory, index_buffer_bytes, output_vectors
 from placer.plan.peak_memory import (
+    _ENTRY_BYTES_PASSING,
+    _SORT_BYTES,
+    _STAGING_BYTES,
     COMMUNICATOR_BYTES,
     COMMUNICATORS,
     CONTEXT_BYTES,
     FRAGMENTATION_SHARE,
+    SUM_BYTES_PER_LOOKUP_AND_COLUMN,
     DevicePeak,
     PhaseMemory,
+    _Arena,
+    _loads,
+    _own_output_bytes,
     largest_batch,
     peak_memory,
 )
@@ -56,6 +63,42 @@ def test_vectors_are_of_pooled_bags_and_of_single_lookups() -> None:
     # Of 10 samples one bag each, whether or not it is empty, and a third of 6 lookups.
     assert output_vectors(table, 10, 6.0) == 10 + 2
     assert output_vectors(replace(table, features=features[1:2]), 10, 6.0) == 0
+
+
+def test_loads_by_hand() -> None:
+    """A table with hot rows and a cache on one of two GPUs, and a table on both."""
+    tables = [counted_table(name, [1] * 10, dim=8, lookups=2.0) for name in ("t", "r")]
+    hot = Shard("t", (0, 2, 1), (0, 8), ("gpu:0",), "hbm", "device")
+    cold = replace(hot, rows=(2, 10, 1), memory="dram", lookup="cached")
+    cold = replace(cold, cache_rows=3, staging_rows=2)
+    both = Shard("r", (0, 10, 1), (0, 8), ("gpu:0", "gpu:1"), "hbm", "device")
+    specs = tuple(one.table for one in tables)
+    placed = Plan(specs, machine(2), (hot, cold, both), {}, {}, 4)
+    loads = _loads(placed, Profile(tuple(tables), samples=1))
+    first, second = loads["gpu:0"], loads["gpu:1"]
+    of_t, of_r = first.arenas.values()  # Replicas have arenas of their own.
+    assert (of_t.lookups, of_r.lookups) == pytest.approx((2 * 4 * 2, 4 * 2))
+    assert (of_t.cold_rows, of_t.entries) == (8, 5)
+    assert first.row_cache_bytes == 5 * specs[0].bytes_per_row()
+    # Bags of all samples for hot and cold rows together, and of its own for the replica.
+    assert (first.vectors, second.vectors) == (2 * 4 + 4, 4)
+    assert first.output_bytes == (2 * 4 + 4) * 8 * 4
+    assert (second.lookups, second.entries, second.row_cache_bytes) == (pytest.approx(8), 0, 0)
+    # Its own samples' bags of each table come from one place.
+    assert _own_output_bytes(placed) == 2 * 4 * 8 * 4
+    assert _own_output_bytes(replace(placed, shards=(hot, cold))) == 4 * 8 * 4
+
+
+def test_what_an_arena_holds_for_a_while_by_hand() -> None:
+    staged, read = _Arena(8, 100.0, 30, 5), _Arena(8, 100.0, 30, 0)
+    for kind in ("cuda", "cpu"):
+        more = staged.prepare_bytes(kind) - read.prepare_bytes(kind)
+        assert more == pytest.approx(_STAGING_BYTES * 30 + 5 * _ENTRY_BYTES_PASSING[kind])
+        assert read.prepare_bytes(kind) == pytest.approx(100 * _SORT_BYTES[kind])
+    wide = replace(read, width=128)
+    assert read.update_bytes() == 100 * (4 + 4)  # A number for each lookup at least.
+    assert wide.update_bytes() == 100 * (4 + 128 * SUM_BYTES_PER_LOOKUP_AND_COLUMN)
+    assert 128 * SUM_BYTES_PER_LOOKUP_AND_COLUMN > 4
 
 
 def test_one_rank_by_hand() -> None:
