@@ -106,6 +106,21 @@ def test_positions_order_ids_wherever_the_samples_are(
     assert_same_profile(counter.profile(parts), expected, same_source=False)
 
 
+def test_features_of_one_table_give_it_ids_in_the_order_of_samples() -> None:
+    """Ids that occur equally often have the order of their first sample, then of the features."""
+    log = pa.table({"user": [5, 7, 9], "history": pa.array([[8], [6], [4]]), "label": [0, 1, 0]})
+    options: dict[str, Any] = {
+        "feature_tables": {"user": "one", "history": "one"},
+        "id_mapping": "vocabulary",
+    }
+    expected = profile_log(open_log(log, **options), dim=8)
+    assert expected.encoding is not None
+    assert expected.encoding.vocabularies["one"].tolist() == [5, 8, 7, 6, 9, 4]
+    counter = PartitionCounter.for_log(log, **options)
+    found = counter.profile(counted(counter, log, [2]), dim=8)
+    assert_same_profile(found, expected, same_source=False)
+
+
 def test_what_is_passed_on_early_is_added_up(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     log = pa.table({"a": rng.integers(0, 9_000, 20_000), "b": rng.integers(0, 4_000, 20_000)})
