@@ -186,7 +186,7 @@ def profile(
         schema = options.schema(log_format)
         tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         if infer is not None:
-            schema.infer(logs, infer)
+            replace(schema, dims=tables["dim"]).infer(logs, infer)
             report.print_stderr(f"schema written to {infer}; edit it, and give it as --schema")
             if folder is None:
                 return

@@ -52,6 +52,18 @@ def test_what_is_inferred_is_written_and_read_alike(log: Path, tmp_path: Path) -
     assert schema.open(log).encoding == open_log(log, headroom=0.1).encoding
 
 
+def test_an_inferred_schema_keeps_what_options_say(log: Path, tmp_path: Path) -> None:
+    file = tmp_path / "schema.toml"
+    tables = ("--id-mapping", "hash", "--rows", "9", "--rows", "id=50", "--dim", "id=8")
+    columns = ("--feature-table", "user=id", "--pooling", "mean", "--pooling", "seen=max")
+    run("profile", log, "--infer", file, *tables, *columns, "--min-count", "2", "--headroom", "0.5")
+    schema = Schema.load(file)
+    assert (schema.rows, schema.dims) == ({"*": 9, "id": 50}, {"id": 8})
+    assert (schema.id_mappings, schema.min_counts) == ({"*": "hash"}, {"*": 2})
+    assert (schema.feature_tables, schema.headroom) == ({"user": "id"}, 0.5)
+    assert schema.poolings == {"user": "mean", "seen": "max", "city": "mean"}
+
+
 def test_a_schema_says_all_of_tables_and_flags_say_more(log: Path, tmp_path: Path) -> None:
     file = tmp_path / "schema.toml"
     file.write_text(

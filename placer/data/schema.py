@@ -154,7 +154,8 @@ class Schema:
     def infer(self, paths: AnyPath | Sequence[AnyPath], file: str | os.PathLike[str]) -> None:
         """Write a log's schema as a TOML file, with the role of each column and the reason.
 
-        Only the log's beginning is read. Columns that this schema names keep their role.
+        Only the log's beginning is read. Columns that this schema names keep their role, and what
+        it says of tables is written, too.
 
         Raises DataError if the log cannot be read.
         """
@@ -167,7 +168,7 @@ class Schema:
                 f"{shown(source.files[0])} is of a format whose columns are fixed; it needs no "
                 "schema"
             )
-        write_text(Path(file), _text(source, self.missing))
+        write_text(Path(file), _text(source, self))
 
 
 def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def _given(models: Mapping[str, Any], field: str) -> dict[str, Any]:
     }
 
 
-def _text(source: Source, missing: str) -> str:
+def _text(source: Source, schema: Schema) -> str:
     layout, lists = source.columns.layout, source.columns.layout.lists or {}
     named = listed([shown(file) for file in source.files], 1)
     lines = [f"# How {named} is read; docs/data.md describes the fields."]
@@ -188,9 +189,10 @@ def _text(source: Source, missing: str) -> str:
     if layout.names:
         lines.append(f"names = {toml_value(list(layout.names))}  # no line of the file names them")
     lines.append(f"null = {toml_value(list(layout.nulls))}  # texts that say: a value is missing")
-    lines.append(f'missing = "{missing}"  # or "empty": a missing value is no lookup')
+    lines.append(f'missing = "{schema.missing}"  # or "empty": a missing value is no lookup')
     lines += [
-        "headroom = 0.1  # share of rows for larger ids of later logs, in tables of row numbers",
+        f"headroom = {schema.headroom}  # share of rows for larger ids of later logs, in tables of "
+        "row numbers",
         "",
         "[columns]  # label, sparse (ids), dense (numbers) or ignore; a column that is not here is",
         "# left out",
@@ -202,6 +204,10 @@ def _text(source: Source, missing: str) -> str:
             parts = [f'as = "sparse", type = {toml_value(layout.types[one.column])}']
             if one.column in lists:
                 parts.append(f"separator = {toml_value(lists[one.column])}")
+            if table := schema.feature_tables.get(one.column):
+                parts.append(f"table = {toml_value(table)}")
+            if pooling := schema.poolings.get(one.column, schema.poolings.get("*")):
+                parts.append(f"pooling = {toml_value(pooling)}")
             value = "{" + ", ".join(parts) + "}"
         plain = re.fullmatch(r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", one.column) is not None
         name = one.column if plain else toml_value(one.column)
@@ -219,4 +225,15 @@ def _text(source: Source, missing: str) -> str:
         "# min_count = 1  # a vocabulary leaves out ids that are read less often",
         "",
     ]
+    fields: dict[str, Mapping[str, Any]] = {
+        "dim": schema.dims,
+        "id_mapping": schema.id_mappings,
+        "rows": schema.rows,
+        "min_count": schema.min_counts,
+    }
+    for table in sorted({name for of in fields.values() for name in of}):
+        given = {name: of[table] for name, of in fields.items() if of.get(table, "auto") != "auto"}
+        if given:
+            entries_of_table = [f"{name} = {toml_value(value)}" for name, value in given.items()]
+            lines += [f"[tables.{toml_value(table)}]", *entries_of_table, ""]
     return "\n".join(lines)
