@@ -22,7 +22,7 @@ from problem_cases import (
     zipf_table,
 )
 
-from cost_models import Roofline
+from cost_models import Roofline, ShardingOption
 from placer import Plan, Problem, TableProfile, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.rules import TableRule
@@ -34,6 +34,7 @@ from placer.plan.verify import verify, violations
 from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, Solver, SolveResult, solve, solver
 from solvers.bounds.feasibility import impossible
+from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.registry import GONE
 from solvers.strategies import _stages
@@ -605,3 +606,21 @@ def test_a_cost_model_of_ones_own() -> None:
     assert result.plan is not None
     assert result.plan.solver.cost_model == "twice"
     assert solve(PROBLEMS["roomy"](), "greedy-cost", Twice()).step_time_s == result.step_time_s
+
+
+def test_what_a_cost_model_imports_takes_no_time_of_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = []
+
+    class Importing(Roofline):
+        def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
+            used.append(table)
+            return super().sharding_options(problem, table)
+
+    def start(limits: Limits) -> Clock:
+        assert used == [0]
+        return Clock(limits, np.inf, None)
+
+    monkeypatch.setattr(Clock, "start", start)
+    assert solve(PROBLEMS["roomy"](), "greedy-cost", Importing()).plan is not None

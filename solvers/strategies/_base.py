@@ -43,6 +43,8 @@ class Strategy(ABC):
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Search to the gap or a limit. See `Solver.solve`."""
         self.prepare(limits)
+        # A model imports what it needs at its first use: TorchRec takes seconds.
+        cost_model.sharding_options(problem, 0)
         clock = Clock.start(limits)
         instance = Instance(problem, cost_model)
         failure = impossible(instance)
