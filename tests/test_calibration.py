@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from calibration_cases import SECONDS, calibration, dataset, first, saved
 from cli_cases import fail, invoke, succeed
-from fast_and_full import fewer, mostly_slow
+from fast_and_full import mostly_slow
 from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 
@@ -251,7 +251,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_constants_are_found_again() -> None:
     """From times that follow them exactly: all that the cases can tell apart."""
-    cases = first(calibration_cases(TIERED), fewer(200, 130))
+    cases = first(calibration_cases(TIERED), 130)
     found = calibrate(dataset(cases, TIERED))
     assert found.relative_error < 1e-3
     assert not found.noisy
@@ -265,7 +265,7 @@ def test_constants_are_found_again() -> None:
 @pytest.mark.slow
 def test_what_exchanges_take_is_found_again() -> None:
     """Of two GPUs the slower one's work counts, and which that is follows from the constants."""
-    found = calibrate(dataset(first(calibration_cases(Setting("numba", ranks=2)), 150),
+    found = calibrate(dataset(first(calibration_cases(Setting("numba", ranks=2)), 100),
                               Setting("numba", ranks=2)))  # fmt: skip
     assert found.relative_error < 0.02
     for term in ("exchange_byte", "replicas"):
@@ -274,7 +274,7 @@ def test_what_exchanges_take_is_found_again() -> None:
 
 @pytest.mark.slow
 def test_predictions_of_new_plans_are_as_good_as_the_measurements() -> None:
-    cases = first(calibration_cases(TIERED), 120)
+    cases = first(calibration_cases(TIERED), 100)
     measured = dataset(cases, TIERED, noise=0.1)
     model = Calibrated(calibrate(measured))
     unseen = list(random_cases(77, 30))
@@ -342,7 +342,7 @@ def test_where_tiers_are_one_memory_every_lookup_costs_the_same() -> None:
 
 @pytest.mark.slow
 def test_outliers_move_constants_little() -> None:
-    cases = first(calibration_cases(TIERED), 120)
+    cases = first(calibration_cases(TIERED), 100)
     clean = dataset(cases, TIERED)
     slow = tuple(
         replace(m, measured=Measured(*(tuple(4 * t for t in times)

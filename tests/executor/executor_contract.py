@@ -44,6 +44,8 @@ class BackendContract:
     device = "cpu"
     thread_samples = 400
     """Enough for kernels to take several threads."""
+    steps = fewer(3, 2)
+    """Batches that most tests train on."""
 
     def placed(self, plan: Plan, **options: object) -> PlacedEmbeddings:
         return placed(plan, backend=self.backend, device=self.device, **options)
@@ -88,7 +90,7 @@ class BackendContract:
         self, placement: str, optimizer: str
     ) -> None:
         table = two_features(optimizer)
-        batches = [random_batch([table], seed=seed) for seed in range(fewer(4, 2))]
+        batches = [random_batch([table], seed=seed) for seed in range(self.steps)]
         self.trains_alike(placements(table)[placement], batches)
 
     @combinations(
@@ -99,14 +101,14 @@ class BackendContract:
     )
     def test_poolings(self, placement: str, pooling: str, optimizer: str) -> None:
         table = replace(two_features(optimizer), features=(Feature("f", pooling=pooling),))
-        batches = [random_batch([table], seed=seed) for seed in range(fewer(3, 2))]
+        batches = [random_batch([table], seed=seed) for seed in range(self.steps)]
         self.trains_alike(placements(table)[placement], batches)
 
     @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_one_table_read_with_every_pooling_is_updated_once(self, optimizer: str) -> None:
         features = tuple(Feature(name, pooling=name) for name in ("max", "sum", "none", "mean"))
         table = replace(two_features(optimizer), features=features)
-        batches = [random_batch([table], seed=seed) for seed in range(fewer(4, 2))]
+        batches = [random_batch([table], seed=seed) for seed in range(self.steps)]
         self.trains_alike(placements(table)["grid"], batches)
 
     @pytest.mark.parametrize("placement", mostly_slow(["grid", "cold rows host", "narrow"], "grid"))
@@ -116,7 +118,7 @@ class BackendContract:
         if placement == "narrow":
             narrow = [replace(each, dtype="int8") for each in plan.shards if each.memory == "dram"]
             plan = replace(plan, shards=(plan.shards[0], *narrow))
-        batches = [random_batch([table], seed=seed, weighted=True) for seed in range(fewer(3, 2))]
+        batches = [random_batch([table], seed=seed, weighted=True) for seed in range(self.steps)]
         found = []
         for dtype in (torch.float32, torch.bfloat16):
             torch.set_default_dtype(dtype)
@@ -138,7 +140,7 @@ class BackendContract:
         shards = [shard(table, on=f"gpu:{i % 4}") for i, table in enumerate(tables)]
         self.trains_alike(
             plan_of(tables, shards),
-            [random_batch(tables, seed=seed) for seed in range(fewer(3, 2))],
+            [random_batch(tables, seed=seed) for seed in range(self.steps)],
         )
 
     def test_each_table_has_its_own_optimizer(self) -> None:
@@ -168,7 +170,7 @@ class BackendContract:
         table = two_features(optimizer)
         ids = torch.full((2 * 8 * 6,), 7)
         batch = BagBatch(ids, torch.arange(0, 97, 6), 8)
-        self.trains_alike(placements(table)["grid"], [batch] * fewer(3, 2))
+        self.trains_alike(placements(table)["grid"], [batch] * self.steps)
 
     @pytest.mark.parametrize(
         ("before", "optimizer"),
@@ -231,7 +233,7 @@ class BackendContract:
     @combinations("padding, pooling", [0, 7], ["sum", "mean", "max"])
     def test_padding_is_left_out_as_in_embedding_bag(self, pooling: str, padding: int) -> None:
         table = replace(two_features(), features=(Feature("f", pooling=pooling), Feature("g")))
-        batches = [random_batch([table], seed=seed) for seed in range(fewer(3, 2))]
+        batches = [random_batch([table], seed=seed) for seed in range(self.steps)]
         for batch in batches:
             batch.ids[::3] = padding
         self.trains_alike(placements(table)["split 50%"], batches, {"f": padding})
@@ -255,7 +257,7 @@ class BackendContract:
         plan = placements(table)[placement]
         model = self.placed(plan)
         expected = DoubleModel([table], {"t": model.state_dict()["t.weight"]}, optimizer)
-        for seed in range(fewer(3, 2)):
+        for seed in range(self.steps):
             batch = random_batch([table], seed=seed, weighted=True)
             assert batch.weights is not None
             own, reference = (batch.weights.clone().requires_grad_() for _ in range(2))
@@ -321,7 +323,7 @@ class BackendContract:
         model = self.placed(placements(table)["crossing cuts"])
         # bfloat16 keeps 8 bits of a weight, float16 11.
         ulp = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
-        for seed in range(fewer(3, 2)):
+        for seed in range(self.steps):
             weight = model.state_dict()["t.weight"]
             assert weight.dtype == getattr(torch, dtype)
             state = model.optimizer_state_dict()

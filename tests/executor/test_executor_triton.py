@@ -16,13 +16,15 @@ from placer.tables import OPTIMIZERS, Feature, OptimizerName, Table
 
 SOME = ("grid", "crossing cuts", "cold rows staged", "cold rows cached")
 FAST = list(zip(SOME, OPTIMIZERS, strict=True))
+WITH_STATE = ("rowwise_adagrad", "adam")
 EACH = list(zip(PLACEMENTS, cycle(OPTIMIZERS), strict=False))
 
 
 class TestTriton(BackendContract):
     backend = "triton"
     device = DEVICE
-    thread_samples = 4  # The interpreter has one thread.
+    thread_samples = 4  # The interpreter has one thread, and takes long for each launch.
+    steps = 2
     # Fast for other backends. The fast tests of kernels have what is Triton's own in them.
     slow_tests = frozenset(
         {
@@ -50,6 +52,22 @@ class TestTriton(BackendContract):
         self, placement: str, optimizer: str
     ) -> None:
         super().test_every_placement_trains_like_the_unplaced_model(placement, optimizer)
+
+    @pytest.mark.parametrize("dtype", ["bfloat16"])  # Kernels round both types like the executor.
+    def test_stochastic_rounding_follows_updates_too_small_for_nearest(self, dtype: str) -> None:
+        super().test_stochastic_rounding_follows_updates_too_small_for_nearest(dtype)
+
+    @pytest.mark.parametrize("optimizer", WITH_STATE)
+    def test_stochastic_rounding_does_not_depend_on_the_placement(self, optimizer: str) -> None:
+        super().test_stochastic_rounding_does_not_depend_on_the_placement(optimizer)
+
+    @pytest.mark.parametrize("optimizer", WITH_STATE)
+    def test_a_run_may_change_its_plan_midway(self, optimizer: str) -> None:
+        super().test_a_run_may_change_its_plan_midway(optimizer)
+
+    @pytest.mark.parametrize("optimizer", ["rowwise_adagrad"])  # There is one thread.
+    def test_runs_are_bit_equal_on_any_number_of_threads(self, optimizer: str) -> None:
+        super().test_runs_are_bit_equal_on_any_number_of_threads(optimizer)
 
 
 def _model(optimizer: OptimizerName, captures: bool) -> PlacedEmbeddings:

@@ -128,7 +128,7 @@ def test_with_rows_enough_it_trains_like_a_vocabulary(
     growing = placed(plan, backend=backend, growing={"t": Growing(CAPACITY)})
     fixed = placed(plan, backend=backend)
     vocabulary: dict[int, int] = {}
-    for number, batch in enumerate(_key_batches(12, CAPACITY)):
+    for number, batch in enumerate(_key_batches(6, CAPACITY)):
         rows = [vocabulary.setdefault(key, len(vocabulary) + 1) for key in batch.ids.tolist()]
         mine = _step(growing, batch, number)
         theirs = _step(fixed, _with_ids(batch, torch.tensor(rows, dtype=torch.int64)), number)
@@ -156,7 +156,7 @@ def test_a_key_that_gets_a_used_row_trains_as_in_a_new_one(
     growing = placed(plan, backend=backend, growing={"t": options})
     beginnings, lives, outputs = [growing.state_dict()["t.weight"][0]], [], []
     life_of_row, keys = {0: 0}, KeyMap(options)
-    for number, batch in enumerate(_key_batches(35, 4 * CAPACITY)):
+    for number, batch in enumerate(_key_batches(18, 4 * CAPACITY)):
         result = growing(batch)
         weight = growing.state_dict()["t.weight"]
         step = keys.read(batch.ids.numpy())
@@ -183,7 +183,7 @@ def test_looking_ahead_changes_nothing(backend: str) -> None:
     plan = placements(_table())["cold rows staged"]
     how = {"t": Growing(CAPACITY, eviction="lru")}
     ahead, plain = (placed(plan, backend=backend, growing=how) for _ in range(2))
-    batches = _key_batches(30, 4 * CAPACITY)
+    batches = _key_batches(14, 4 * CAPACITY)
     for number, batch in enumerate(look_ahead(batches, ahead)):
         _step(ahead, batch, number)
         _step(plain, batches[number], number)
@@ -241,7 +241,7 @@ def test_a_run_that_leaves_its_loop_goes_on_with_other_batches_to_the_same_bits(
     """As if it had never looked ahead at the batches that did not come; so does its saved state."""
     how, plan = {"t": Growing(CAPACITY, eviction="lru")}, placements(_table())["hbm"]
     first, second, third = (placed(plan, backend=backend, growing=how) for _ in range(3))
-    batches = _key_batches(12, 4 * CAPACITY)
+    batches = _key_batches(8, 4 * CAPACITY)
     others = [_with_ids(batch, batch.ids + 1) for batch in batches]
     for number, batch in enumerate(look_ahead(batches, first)):
         if number == stop:

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -510,23 +510,22 @@ def done_by(world: int) -> Outcomes:
     return run(world, jobs_of(world))
 
 
-@pytest.fixture(
-    scope="module", params=mostly_slow((1, 2, 4), 2), ids=lambda world: f"{world} ranks"
+def on_ranks(names: Callable[[int], list[str]]) -> list[object]:
+    """Each number of ranks with the names of its jobs; slow, but for two ranks."""
+    return [
+        pytest.param(world, name, marks=[pytest.mark.slow] if world != 2 else [])
+        for world in (1, 2, 4)
+        for name in names(world)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("world", "name"), on_ranks(lambda world: [name for name, *_ in jobs_of(world)])
 )
-def outcomes(request: pytest.FixtureRequest) -> Outcomes:
-    return done_by(request.param)
-
-
-@pytest.mark.parametrize("name", [name for name, *_ in jobs_of(2)])
-def test_on_many_ranks(outcomes: Outcomes, name: str) -> None:
-    if name in outcomes:
-        outcomes.of(name)
-
-
-@pytest.mark.parametrize("name", REUSED)
-def test_rows_change_hands(outcomes: Outcomes, name: str) -> None:
-    if f"reused {name}" in outcomes:
-        assert min(outcomes.of(f"reused {name}")) > 10
+def test_on_many_ranks(world: int, name: str) -> None:
+    outcome = done_by(world).of(name)
+    if name.startswith("reused"):
+        assert min(outcome) > 10  # Rows that changed hands.
 
 
 @pytest.mark.slow
@@ -535,12 +534,12 @@ def test_a_saved_model_has_its_keys(tmp_path: Path, world: int) -> None:
     run(world, [("saves", in_a_folder, (str(tmp_path), MANY["admission"]))]).of("saves")
 
 
-def test_what_does_not_fit_is_named_on_every_rank(outcomes: Outcomes) -> None:
-    if "refused" in outcomes:
-        for few, unknown, other in outcomes.of("refused"):
-            assert "capacity 1 is less than the" in few
-            assert "'u' grows and the plan lacks it" in unknown
-            assert "have another plan than rank 0, or other growing tables" in other
+@pytest.mark.parametrize("world", mostly_slow((2, 4), 2))
+def test_what_does_not_fit_is_named_on_every_rank(world: int) -> None:
+    for few, unknown, other in done_by(world).of("refused"):
+        assert "capacity 1 is less than the" in few
+        assert "'u' grows and the plan lacks it" in unknown
+        assert "have another plan than rank 0, or other growing tables" in other
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Hosts without a GPU serve tables to ranks that train, with the results of one process."""
 
+import functools
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +42,8 @@ RESUMED = some(("rowwise_adagrad", "adam"))
 OTHERS = some(
     ("ahead", "weights", "settings", "growing", "growing alike"), "settings", "growing alike"
 )
-SHAPES = {"2 trainers and a server": (2, 1), "a trainer and 2 servers": (1, 2)}
+TWO_TRAINERS, TWO_SERVERS = (2, 1), (1, 2)
+ENOUGH_WITH_TWO_TRAINERS = {"sgd", "adagrad", "weights", "settings", "adam resumes"}
 BATCHES = 4
 
 
@@ -348,36 +351,54 @@ def jobs_of(trainers: int, servers: int, folder: Path) -> list[Job]:
         ("lacks", lacks, (trainers, plan("sgd"))),
         ("too few", refused, (too_many, trainers)),
     ]
-    return [one for one in jobs if one[0] not in {"ahead", "weights", "growing"} - {*OTHERS}]
+    left_out = {"ahead", "weights", "growing"} - {*OTHERS}
+    if (trainers, servers) == TWO_SERVERS:
+        left_out |= ENOUGH_WITH_TWO_TRAINERS
+    return [one for one in jobs if one[0] not in left_out]
+
+
+@functools.cache
+def done_by(trainers: int, servers: int) -> Outcomes:
+    with tempfile.TemporaryDirectory() as folder:
+        return run(trainers + servers, jobs_of(trainers, servers, Path(folder)))
 
 
 @pytest.fixture(
-    scope="module",
-    params=[
-        "2 trainers and a server",
-        pytest.param("a trainer and 2 servers", marks=pytest.mark.slow),
-    ],
+    params=[TWO_TRAINERS, pytest.param(TWO_SERVERS, marks=pytest.mark.slow)],
+    ids=["2 trainers and a server", "a trainer and 2 servers"],
 )
 def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
-    return SHAPES[request.param]
+    trainers, servers = request.param
+    return trainers, servers
 
 
-@pytest.fixture(scope="module")
-def outcomes(shape: tuple[int, int], tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    return run(sum(shape), jobs_of(*shape, tmp_path_factory.mktemp("saved")))
+@pytest.fixture
+def outcomes(shape: tuple[int, int]) -> Outcomes:
+    return done_by(*shape)
 
 
 @pytest.mark.parametrize("what", [*TRAINED, *OTHERS])
-def test_tables_on_servers_train_as_in_one_process(what: str, outcomes: Outcomes) -> None:
-    outcomes.of(what)
+def test_tables_on_servers_train_as_in_one_process(what: str) -> None:
+    done_by(*TWO_TRAINERS).of(what)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", RESUMED)
+@pytest.mark.parametrize(
+    "what", [name for name in (*TRAINED, *OTHERS) if name not in ENOUGH_WITH_TWO_TRAINERS]
+)
+def test_tables_on_two_servers_train_as_in_one_process(what: str) -> None:
+    done_by(*TWO_SERVERS).of(what)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "optimizer"),
+    [(TWO_TRAINERS, "rowwise_adagrad"), (TWO_TRAINERS, "adam"), (TWO_SERVERS, "rowwise_adagrad")],
+)
 def test_plans_with_servers_and_without_load_each_others_checkpoints(
-    optimizer: str, outcomes: Outcomes
+    shape: tuple[int, int], optimizer: str
 ) -> None:
-    outcomes.of(f"{optimizer} resumes")
+    done_by(*shape).of(f"{optimizer} resumes")
 
 
 def test_a_bad_batch_of_one_is_an_error_of_all_who_train(

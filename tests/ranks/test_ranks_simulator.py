@@ -117,16 +117,15 @@ def agree(
 def cases_of(
     seed: int, dtypes: Sequence[str], placed: Callable[[Plan], Plan]
 ) -> dict[str, tuple[Plan, list[Chunk], str, bool]]:
-    """Every placement with each optimizer, exchanged in the types by turns."""
+    """Every placement with each optimizer, its backend, look-ahead and types by turns."""
     rng = np.random.default_rng(seed)
     cases = {}
     for number, optimizer in enumerate(OPTIMIZERS[: fewer(len(OPTIMIZERS), 1)]):
         plan = placed(every_placement(optimizer))
         plan = replace(plan, exchange_dtype=dtypes[number % 3])
         batches = [random_chunk(plan, rng, most_samples=9) for _ in range(5)]
-        for backend in ("torch", "tiered"):
-            ahead = (number + (backend == "torch")) % 2 == 0
-            cases[f"{optimizer} {backend}"] = plan, batches, backend, ahead
+        backend = ("torch", "tiered")[(number + seed) % 2]
+        cases[f"{optimizer} {backend}"] = plan, batches, backend, number < 2
     return cases
 
 
@@ -187,14 +186,14 @@ def test_two_ranks_give_rows_to_keys_as_the_simulator_does() -> None:
         Growing(60, 3, "lru", 4),
     ]
     cases = {}
-    for number, optimizer in enumerate(OPTIMIZERS[: fewer(len(OPTIMIZERS), 1)]):
+    for number, optimizer in enumerate(("rowwise_adagrad", "adam")):
         plan = two_gpus(every_placement(optimizer))
         growing = {
             table.name: hows[(number + place) % len(hows)]
             for place, table in enumerate(plan.tables)
         }
         plan = replace(plan, growing=growing)
-        drawn = (random_chunk(plan, rng, most_samples=9) for _ in range(fewer(24, 16)))
+        drawn = (random_chunk(plan, rng, most_samples=9) for _ in range(16))
         batches = [keyed(chunk, rng, 400) for chunk in drawn]
         ahead = number % 2 == 0
         cases[optimizer] = plan, batches, "torch", ahead
