@@ -80,7 +80,7 @@ def test_a_random_workload_is_the_same_however_many_are_asked_for() -> None:
     ("tiers", "gpus"), mostly_slow([(True, 1), (False, 1), (True, 2)], (False, 1))
 )
 def test_cases_to_calibrate_with_meet_every_constant_early(tiers: bool, gpus: int) -> None:
-    cases = list(calibration_cases(Setting("tiered" if tiers else "numba", ranks=gpus)))
+    cases = first(calibration_cases(Setting("tiered" if tiers else "numba", ranks=gpus)), 100)
     assert all(violations(case.plan()) == [] for case in cases[:80])
     met = sum(amounts(case, tiers=tiers).sum(0) for case in cases[:80]) > 0
     missing = {term for term, seen in zip(TERMS, met, strict=True) if not seen}
@@ -342,7 +342,7 @@ def test_where_tiers_are_one_memory_every_lookup_costs_the_same() -> None:
 
 @pytest.mark.slow
 def test_outliers_move_constants_little() -> None:
-    cases = first(calibration_cases(TIERED), 100)
+    cases = first(calibration_cases(TIERED), 120)
     clean = dataset(cases, TIERED)
     slow = tuple(
         replace(m, measured=Measured(*(tuple(4 * t for t in times)
@@ -470,7 +470,7 @@ def test_calibrate_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     cases = [small_case(workload=f"w{n}", kind="random") for n in range(LEAST_CASES)]
     monkeypatch.setattr("placer.measurement.machine.calibration_cases", lambda _: cases)
-    monkeypatch.setattr("placer.measurement.measure.Effort", lambda: QUICK)
+    monkeypatch.setattr("placer.measurement.machine.Effort", lambda: QUICK)
     options = ("--backend", "tiered", "--clock", "cpu", "-o", "machine.json")
     # However short the time, there are constants.
     shown = succeed("calibrate", "--budget", "0s", "--format", "json", *options)

@@ -60,7 +60,7 @@ from solvers.strategies._stages import anneal
 SEARCHED = 5
 """Problems of each kind that every solver is run on."""
 
-CLASSIC = {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"}
+GREEDY = {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim", "greedy-cost"}
 
 
 def tiny_table(rng: random.Random, name: str, rows: int, dims: list[int]) -> TableProfile:
@@ -234,8 +234,8 @@ KINDS: dict[str, tuple[Callable[[int], Problem], int]] = {
     "four": (four, 10),
     "crossed": (crossed, 10),
     "one large": (one_large, 10),
-    "constrained": (constrained, 40),
-    "sharing": (sharing, 80),
+    "constrained": (constrained, 24),
+    "sharing": (sharing, 40),
     "pooling": (pooling, 8),
 }
 """Kinds of tiny problems that are solved by enumeration, and how many of each."""
@@ -556,11 +556,11 @@ def test_a_classic_greedy_against_the_best_plan() -> None:
     assert np.median(found) < 3
 
 
-@pytest.mark.parametrize("name", mostly_slow(sorted(SOLVERS.keys() - CLASSIC), "auto", "dp"))
+@pytest.mark.parametrize("name", mostly_slow(sorted(SOLVERS.keys() - GREEDY), "auto", "dp"))
 def test_searches_against_the_best_plan(kind: str, solved: list[Solved], name: str) -> None:
     """The first few problems only, as these take their time."""
     gap, exact = 1e-2, []
-    for case in solved[:SEARCHED]:
+    for case in solved[: SEARCHED if name in ("auto", "ilp") else 2]:
         time_s = check(name, case, gap, time_limit_s=0.2, threads=1)
         if np.isfinite(case.best_s):
             exact.append(time_s <= case.best_s * (1 + 1e-3))

@@ -182,7 +182,7 @@ def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("seed", [2, 3])
 def test_more_of_a_resource_is_never_a_loss(seed: int) -> None:
     """A search of few steps may end worse on a better machine: then the plan as it is stays."""
     machine = Topology.parse("2xa100-40", hbm="600MiB")

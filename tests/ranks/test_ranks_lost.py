@@ -18,9 +18,7 @@ from placer.training.distributed import name_of_start
 CELLS = (
     "ids/error",
     "gradients/stopped",
-    "gradients/error",
     "update/error",
-    "rows of a checkpoint/killed",
     "rows of a checkpoint/error",
     "publishing/killed",
 )

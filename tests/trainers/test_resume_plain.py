@@ -127,13 +127,14 @@ _ENDS = """
 import os, sys, tempfile, warnings
 sys.path[:0] = {path!r}
 warnings.simplefilter("ignore")
-import torch, torch.distributed.checkpoint as dcp
+import numba.np.arraymath, torch, torch._dynamo, torch.distributed.checkpoint as dcp
 from resume_cases import loss_of, placed
 from placer import remove_plan
 from placer.storage.checkpoint import save_model, save_tables
 from safetensors.torch import save_file
 warnings.resetwarnings()
 warnings.filterwarnings("ignore", module="torch")
+numba.njit(lambda: 0)()  # As the imports, before a child is forked: each takes seconds.
 
 def run(kind="adam", steps=2):
     model, applied = placed(kind)
