@@ -80,12 +80,8 @@ class Shell:
 
     def run(self, block: Block) -> None:
         """Run what can be run, read what can be read, and write what names a file."""
-        import time
-        t0, c0 = time.time(), sum(os.times()[:4])
         if block.reason is None:
             getattr(self, f"_{block.language}")(block)
-        with open("/tmp/tt/blocks.txt", "a") as f:
-            print(f"{sum(os.times()[:4])-c0:.2f} {time.time()-t0:.2f}", block, block.text.splitlines()[0], file=f)
         if block.title is not None:
             Path(block.title).write_text(block.text, encoding="utf-8")
 
@@ -131,15 +127,6 @@ def _equal(shown: str, printed: str) -> bool:
 
 
 def _command(line: str) -> str:
-    import time
-    t0, c0 = time.time(), sum(os.times()[:4])
-    r = _command1(line)
-    with open("/tmp/tt/blocks.txt", "a") as f:
-        print(f"  {sum(os.times()[:4])-c0:.2f} {time.time()-t0:.2f}", line, file=f)
-    return r
-
-
-def _command1(line: str) -> str:
     """Run a command; its standard output."""
     words = shlex.split(line, comments=True)
     if not words:

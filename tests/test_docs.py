@@ -7,6 +7,8 @@ import pytest
 from cli_cases import Workbench
 from docs_cases import LANGUAGES, PAGES, REPOSITORY, Shell, blocks_of
 
+from solvers import solve
+
 SLOW = frozenset(
     {"README", "adapters", "calibration", "cli", "constraints", "cost-model", "data", "distributed"}
     | {"executor", "growing", "instances", "memory", "profile", "pytorch", "questions", "replan"}
@@ -32,6 +34,7 @@ def folder(workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # Pages leave limits out where the usual 20 seconds are right for their readers.
     for command in ("PLAN", "COMPARE", "REPLAN", "REPORT"):
         monkeypatch.setenv(f"PLACER_{command}_TIME_LIMIT", "0.5")
+    monkeypatch.setitem(solve.__kwdefaults__, "time_limit_s", 0.5)
     monkeypatch.setenv("PLACER_WHATIF_TIME_LIMIT", "4")
     monkeypatch.setenv("PLACER_REPORT_EXPLAIN", "0")
     return tmp_path
