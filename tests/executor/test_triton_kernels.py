@@ -216,7 +216,10 @@ class TestUpdate:
     @pytest.mark.parametrize(
         ("before", "lookups"),
         mostly_slow(
-            [*product([0, 1, CHUNK - 1], [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, LONG])],
+            [
+                *product([0, CHUNK - 1], [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, LONG]),
+                (1, CHUNK + 1),
+            ],
             (CHUNK - 1, 1),
             (1, CHUNK + 1),
             (0, LONG),
