@@ -80,7 +80,7 @@ def expected_rows() -> set[tuple[int, str, float, str]]:
 @pytest.mark.slow
 def test_everything_runs_in_the_interpreter(tmp_path: Path, run_benchmark: Run) -> None:
     output = tmp_path / "gpu.json"
-    result = run_benchmark("--tiny", "--output", str(output))
+    result = run_benchmark("--tiny", "--time-limit", "3600", "--output", str(output))
     assert result.returncode == 0, result.stdout + result.stderr
     report: dict[str, Any] = json.loads(output.read_text())
     records = report["records"]

@@ -32,7 +32,7 @@ from placer.plan.plan import Plan, Ranks
 
 T = TypeVar("T")
 HOST = torch.device("cpu")
-WAIT_S = 60.0
+WAIT_S = 600.0
 
 
 @dataclass(frozen=True)
