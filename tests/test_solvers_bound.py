@@ -234,8 +234,8 @@ KINDS: dict[str, tuple[Callable[[int], Problem], int]] = {
     "four": (four, 10),
     "crossed": (crossed, 10),
     "one large": (one_large, 10),
-    "constrained": (constrained, 24),
-    "sharing": (sharing, 40),
+    "constrained": (constrained, 40),
+    "sharing": (sharing, 80),
     "pooling": (pooling, 8),
 }
 """Kinds of tiny problems that are solved by enumeration, and how many of each."""
