@@ -69,7 +69,7 @@ def _blocks(page: str, text: str) -> Iterator[Block]:
 
 def in_no_time(text: str) -> str:
     """Searches of half a second: the seconds of a page are right for its readers."""
-    return re.sub(r"(--time-limit |time_limit_s=)\d+(?!\w)", r"\g<1>0.5", text)
+    return re.sub(r"(--time-limit |time_limit_s=)[\d.]+(?!\w)", r"\g<1>0.5", text)
 
 
 @dataclass

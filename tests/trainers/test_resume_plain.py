@@ -124,7 +124,7 @@ def test_a_model_saved_alone_is_said_when_training_goes_on() -> None:
 
 
 _ENDS = """
-import os, sys, tempfile, warnings
+import gc, os, sys, tempfile, warnings
 sys.path[:0] = {path!r}
 warnings.simplefilter("ignore")
 import numba.np.arraymath, torch, torch._dynamo, torch.distributed.checkpoint as dcp
@@ -134,7 +134,6 @@ from placer.storage.checkpoint import save_model, save_tables
 from safetensors.torch import save_file
 warnings.resetwarnings()
 warnings.filterwarnings("ignore", module="torch")
-numba.njit(lambda: 0)()  # As the imports, before a child is forked: each takes seconds.
 
 def run(kind="adam", steps=2):
     model, applied = placed(kind)
@@ -142,6 +141,9 @@ def run(kind="adam", steps=2):
         loss_of(model, step).backward()
     return model, applied
 
+# To import, and to look through all modules at the end, would take each child seconds.
+numba.njit(lambda: 0)()
+gc.freeze()
 for number, body in enumerate({bodies!r}):
     child = os.fork()  # Each ends by itself; a start takes seconds.
     if not child:
