@@ -20,7 +20,7 @@ from placer.training.distributed import Ranks
 from placer.workloads import named_workload
 from solvers import solve
 
-GPUS = 64
+GPUS = 128
 
 
 def a_batch(plan: Plan, samples: int, seed: int, most: int | None = None) -> BagBatch:
@@ -71,7 +71,7 @@ def exchanged_by_model(problem: Problem, plan: Plan) -> float:
 
 
 @pytest.mark.slow
-def test_a_solvers_plan_of_mlperfs_tables_on_64_gpus() -> None:
+def test_a_solvers_plan_of_mlperfs_tables_on_128_gpus() -> None:
     """Every rank has the same samples: expected and real bytes are then the same."""
     profile = named_workload("mlperf-dcnv2")
     tables = tuple(
@@ -95,9 +95,8 @@ def test_a_solvers_plan_of_mlperfs_tables_on_64_gpus() -> None:
 
 @pytest.mark.slow
 def test_hot_rows_everywhere_and_every_cut_over_128_gpus() -> None:
-    gpus = 128
-    plan = large_plan(gpus)
-    _, steps = executed(plan, [a_batch(plan, 1, rank, most=3) for rank in range(gpus)])
+    plan = large_plan(GPUS)
+    _, steps = executed(plan, [a_batch(plan, 1, rank, most=3) for rank in range(GPUS)])
     assert sent(steps, "replicas") > 0
 
 
