@@ -116,7 +116,7 @@ def test_rows_and_evictions_are_those_of_the_host(
     monkeypatch.setattr(device_keys, "FIRST", rows_at_a_time[0])  # More lookups take two rounds.
     how = Growing(100, admission, eviction, ttl)
     maps, random = _Maps(how, replace(how, capacity=37)), np.random.default_rng(ttl)
-    for number in range(fewer(8, 7)):
+    for number in range(fewer(12, 7)):
         counts = random.integers(0, [120, 40, 90]).tolist()
         maps.step(_drawn(random, counts, 300 if number % 5 else 60))
         for keys in maps.both if random.random() < 0.8 else ():
