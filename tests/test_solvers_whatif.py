@@ -181,13 +181,11 @@ def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> 
     assert len(some.effects) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [2, 3])
-def test_more_of_a_resource_is_never_a_loss(seed: int) -> None:
-    """A search of few steps may end worse on a better machine: then the plan as it is stays."""
+def test_more_of_a_resource_is_never_a_loss() -> None:
+    """This greedy's plan with a tenth more HBM is a quarter slower: the plan as it is stays."""
     machine = Topology.parse("2xa100-40", hbm="600MiB")
-    problem = Problem(named_workload(f"random-4@{seed}"), machine, 256)
-    answer = whatif(problem, MODEL, Limits(time_limit_s=60, max_steps=2), solver="auto")
+    problem = Problem(named_workload("random-6@5"), machine, 256)
+    answer = whatif(problem, MODEL, Limits(time_limit_s=60), solver="greedy-size")
     more = [one for one in answer.effects if "batch" not in one.change]
     assert len(more) >= 5
     assert all(one.gain is not None and one.gain >= 0 for one in more)
