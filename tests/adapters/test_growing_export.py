@@ -96,6 +96,8 @@ def test_other_placements_are_refused(trainer: str, shards: list[Any]) -> None:
     document_for(
         trainer, _moved(_plan(), ((0, 5, 1), (0, 4), "gpu:1"), ((5, 11, 1), (0, 4), "gpu:0"))
     )
+    blocks = [((4 * i, min(29, 4 * i + 4), 1), (0, 4), f"gpu:{i}") for i in range(8)]
+    document_for(trainer, _moved(_plan(8, replace(HOW, capacity=28)), *blocks))
 
 
 def test_who_has_no_managed_collisions_refuses() -> None:

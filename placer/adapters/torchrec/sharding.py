@@ -300,7 +300,7 @@ def _part(
 def with_fixed_rows(plan: Plan) -> Plan:
     """Return the plan with its growing tables made fixed, in TorchRec's even row blocks.
 
-    Every GPU gets equally many rows of such a table: at most one more than in the plan.
+    Every GPU gets as many rows of such a table as the plan gives to one of them at most.
     """
     if not plan.growing:
         return plan
@@ -319,11 +319,11 @@ def with_fixed_rows(plan: Plan) -> Plan:
 
 
 def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Shard]:
-    """Return the shards of a growing table, one for each GPU, which differ by at most one row.
+    """Return the shards of a growing table, one for each GPU, of even slices or even blocks.
 
     `has` names properties of `plan.growing[table]` and the only values that `trainer` supports.
     Raises PlanMismatchError if the table has other values or other shards. Rows of a growing table
-    have no fixed ids, so all slices of equally many rows are alike.
+    have no fixed ids, so all shards of as many rows are alike.
     """
     how, gpus = plan.growing[table], [gpu.id for gpu in plan.topology.gpus]
     for name, value in has.items():
@@ -335,11 +335,11 @@ def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Sh
     dim, most = plan.tables_by_name[table].dim, -(-how.rows // len(gpus))
     held = [shard for shard in plan.shards_by_table[table] if shard.row_count]
     own = {shard.devices: shard for shard in held if shard.width == dim}
-    is_even = all(shard.row_count in (most, most - 1) for shard in held)
+    is_even = all(shard.row_count <= most for shard in held)
     if not is_even or len(held) != len(gpus) or set(own) != {(gpu,) for gpu in gpus}:
         raise PlanMismatchError(
-            f"table {table!r} grows, and {trainer} has such tables in slices of as many rows on "
-            f"each of the {len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on "
-            "the i-th, from 0, in the plan, and run `placer verify --seal`"
+            f"table {table!r} grows, and {trainer} has as many rows of such a table on each of the "
+            f"{len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on the i-th, "
+            "from 0, in the plan, and run `placer verify --seal`"
         )
     return [own[(gpu,)] for gpu in gpus]
