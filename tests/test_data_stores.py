@@ -14,7 +14,8 @@ from plan_cases import in_dram, in_hbm, plan_of
 from cli import main
 from placer import Plan, Profile, Table
 from placer.data.files.staging import Staging
-from placer.errors import PlacerError, ProfileError
+from placer.data.files.stores import find
+from placer.errors import DataError, PlacerError, ProfileError
 from placer.plan.fields import RowOrder
 from placer.workloads import named_workload
 
@@ -96,6 +97,41 @@ def test_a_plan_goes_with_its_row_order(store: fsspec.AbstractFileSystem) -> Non
         replace(plan, row_order={"t": RowOrder("profile")}, hot_ids=ids).save(PLAN)
         assert Plan.load(PLAN).hot_ids["t"].tolist() == hot
         assert len(files(store)) == 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matched"),
+    {
+        "*.csv": ["day_2.csv", "day_10.csv"],
+        "day_?.csv": ["day_2.csv"],
+        "day?2.csv": ["day_2.csv"],
+        "a?day_3.csv": [],  # No sign but ** stands for a slash.
+        "a*csv": [],
+        "*/day_3.csv": ["a/day_3.csv"],
+        "**/day_*.csv": ["a/b/day_4.csv", "a/day_3.csv", "day_2.csv", "day_10.csv"],
+        "a/**/day_*.csv": ["a/b/day_4.csv", "a/day_3.csv"],
+        "**/day_[!24].csv": ["a/day_3.csv"],
+        "day_[1-3]*.csv": ["day_2.csv", "day_10.csv"],
+        "day_2.c[ts]v": ["day_2.csv"],
+        "dayx2.csv*": ["dayx2.csvs"],
+        "day_2xcs[v]": [],  # A dot stands for itself.
+        "*.cs[v]": ["day_2.csv", "day_10.csv"],
+    }.items(),
+)
+def test_a_pattern_matches_on_a_store_what_it_matches_here(
+    store: fsspec.AbstractFileSystem, tmp_path: Path, pattern: str, matched: list[str]
+) -> None:
+    for name in ("day_2.csv", "day_10.csv", "dayx2.csvs", "a/day_3.csv", "a/b/day_4.csv"):
+        store.pipe(f"/bucket/{name}", b"1")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    for folder in ("memory://bucket", str(tmp_path)):
+        if matched:
+            found = find(f"{folder}/{pattern}")
+            assert found == [f"{folder}/{name}" for name in matched]
+        else:
+            with pytest.raises(DataError, match="no file"):
+                find(f"{folder}/{pattern}")
 
 
 @pytest.mark.slow

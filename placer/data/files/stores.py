@@ -301,7 +301,8 @@ def _remote(uri: str) -> list[str]:
     if not found:
         raise DataError(f"{shown(uri)} has no file to read")
     # Extend the path of the given URI and keep its settings.
-    parts = urlsplit(uri)
+    # Where a URI has no settings, a question mark is part of its path.
+    parts = urlsplit(uri.replace("?", "%3F") if scheme_of(uri) in _FSSPEC_SCHEMES else uri)
     given = unquote(parts.path).rstrip("/")
     above = path[: len(path) - len(given.lstrip("/"))]
     return [
