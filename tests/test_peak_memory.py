@@ -8,6 +8,7 @@ from problem_cases import counted_table, machine
 from placer import Feature, Plan, Profile, Shard, Table
 from placer.dense import DenseLayers
 from placer.errors import ProblemError
+from placer.plan.fields import Pipeline
 from placer.plan.memory import device_memory, index_buffer_bytes, output_vectors
 from placer.plan.peak_memory import (
     _ENTRY_BYTES_PASSING,
@@ -18,6 +19,7 @@ from placer.plan.peak_memory import (
     CONTEXT_BYTES,
     FRAGMENTATION_SHARE,
     SUM_BYTES_PER_LOOKUP_AND_COLUMN,
+    DeviceKind,
     DevicePeak,
     PhaseMemory,
     _Arena,
@@ -26,6 +28,7 @@ from placer.plan.peak_memory import (
     largest_batch,
     peak_memory,
 )
+from placer.tables import DType
 from solvers.report.explain import memory_report
 
 ROWS, DIM, LOOKUPS, BATCH = 1000, 16, 5.0, 64
@@ -154,6 +157,67 @@ def test_ranks_exchange_outputs_and_gradients() -> None:
     assert phases["lookup"].parts["outputs"] == output
     assert phases["exchange of outputs"].parts["exchange"] == 2 * output
     assert phases["lookup"].parts["communication"] == COMMUNICATORS * COMMUNICATOR_BYTES
+
+
+@pytest.mark.parametrize("pipeline", ["look-ahead", "serial"])
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@pytest.mark.parametrize("exchange", ["float32", "bfloat16"])
+def test_two_ranks_by_hand(pipeline: Pipeline, kind: DeviceKind, exchange: DType) -> None:
+    """Two tables on the first of two GPUs: it sends all outputs, and the other sends none."""
+    tables = [counted_table("t", [1] * 10, dim=16, lookups=5.0)]
+    tables.append(counted_table("u", [1] * 10, dim=8, lookups=1.0))
+    shards = tuple(
+        Shard(one.table.name, (0, 10, 1), (0, one.table.dim), ("gpu:0",), "hbm", "device")
+        for one in tables
+    )
+    given = Plan(tuple(one.table for one in tables), machine(2), shards, {}, {}, BATCH)
+    given = replace(given, pipeline=pipeline, exchange_dtype=exchange)
+    first, second = peak_memory(given, Profile(tuple(tables), samples=1), device_kind=kind)
+    most, lookups, vectors = 2 * BATCH * 5, 2 * BATCH * (5 + 1), 2 * 2 * BATCH
+    outputs, own = 2 * BATCH * (16 + 8) * 4, BATCH * (16 + 8) * 4
+    is_cuda, is_ahead = kind == "cuda", pipeline == "look-ahead"
+    step, ids = 16 * lookups + 8 * vectors, 8 * lookups
+    sort = (20 if is_cuda else 13) * most  # One arena after the other.
+    held = 2 * step + ids if is_ahead else step  # Ids of the next step have come.
+    shared = held + (sort + ids if is_cuda and is_ahead else 0)
+    narrow = (outputs + own) // 2 if exchange == "bfloat16" else 0
+    expected = {
+        "exchange of ids": {
+            "indices": step + ids if is_ahead else step,
+            "exchange": ids * 7 // 2 if is_cuda else ids * 5 // 2,
+        },
+        "prepare": {"indices": held + sort + ids},
+        "lookup": {"indices": shared, "outputs": outputs},
+        "exchange of outputs": {
+            "indices": shared,
+            "outputs": outputs,
+            "exchange": outputs + own + narrow,
+        },
+        "forward": {"indices": shared, "outputs": outputs, "exchange": own},
+        "backward": {"indices": shared, "outputs": outputs},
+        "exchange of gradients": {
+            "indices": shared,
+            "outputs": outputs,
+            "exchange": 2 * own + outputs + narrow,
+        },
+        "update": {
+            "indices": shared,
+            "outputs": outputs,
+            "gradients of outputs": 2 * outputs + own,
+            "sums of rows": (4 + 4) * most,
+        },
+    }
+    always = {"weights", "optimizer state", "context", "communication", "fragmentation"}
+    found = {
+        phase.name: {part: size for part, size in phase.parts.items() if part not in always}
+        for phase in first.phases
+    }
+    assert found == expected
+    assert list(found) == list(expected)
+    for phase in second.phases:
+        assert "outputs" not in phase.parts
+        assert "weights" not in phase.parts
+    assert by_name(second)["forward"].parts["exchange"] == own
 
 
 def test_dense_layers_have_their_phase() -> None:
