@@ -34,7 +34,11 @@ size, seconds, share, number = format_bytes, format_seconds, format_share, signi
 
 
 def count(value: float) -> str:
-    """Format a count: ``1,234``, ``40.0 M``."""
+    """Format a count.
+
+    >>> count(1234), count(999_999), count(1e6), count(40e6), count(1e9)
+    ('1,234', '999,999', '1.0 M', '40.0 M', '1.0 G')
+    """
     for scale, unit in ((1e9, "G"), (1e6, "M")):
         if abs(value) >= scale:
             return f"{value / scale:,.1f} {unit}"

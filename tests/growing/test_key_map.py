@@ -145,6 +145,16 @@ def test_what_is_read_once_does_not_push_out_what_is_read_often() -> None:
     assert (recent.find(often) == 0).all()
 
 
+def test_a_look_halves_reads_and_every_step_adds_one() -> None:
+    """By hand: keys 1, 2 and 3 have one read each, and 3 is the oldest."""
+    keys = KeyMap(Growing(3, eviction="lfu"))
+    for read, rows in (([1, 2, 3], [1, 2, 3]), ([3, 3], [3, 3]), ([1, 2], [1, 2])):
+        assert keys.read(np.array(read), 0).rows.tolist() == rows
+    assert keys.read(np.array([4]), 0).rows.tolist() == [3]  # All have one, and then none.
+    assert keys.read(np.array([5]), 0).rows.tolist() == [1]  # The first that has none.
+    assert keys.live()[0].tolist() == [5, 2, 4]
+
+
 def test_keys_that_fall_out_of_use_go_though_they_were_read_often() -> None:
     keys = KeyMap(Growing(100))
     for _ in range(50):
