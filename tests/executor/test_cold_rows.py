@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from fast_and_full import combinations, examples, fewer, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import with_drives
-from torch import nn
+from torch import Tensor, nn
 
 from placer import apply_plan
 from placer.errors import PlacerError, PlanMismatchError
@@ -353,6 +355,25 @@ def test_a_write_beside_a_read_of_weights_is_seen_in_the_state() -> None:
         assert store.read_state(rows).tolist() == [turn, 0.0]
     store.read_weights(rows)
     assert store.read_state(rows[:1]).tolist() == [3.0]  # Other rows than those of the weights.
+    # Writes that end, or begin, while the weights are read.
+    read, write = store.read, store._write
+
+    def writing(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        held = read(rows)
+        store.write(rows[:1], state=torch.tensor([4.0]))
+        return held
+
+    with mock.patch.object(store, "read", writing):
+        store.read_weights(rows)
+    assert store.read_state(rows).tolist() == [4.0, 0.0]
+
+    def reading(*written: Any) -> None:
+        store.read_weights(rows)
+        write(*written)
+
+    with mock.patch.object(store, "_write", reading):
+        store.write(rows[:1], state=torch.tensor([5.0]))
+    assert store.read_state(rows).tolist() == [5.0, 0.0]
 
 
 def test_a_drive_that_fails_ends_the_training(tmp_path: Path) -> None:

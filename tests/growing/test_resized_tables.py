@@ -18,12 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.errors import CheckpointError, PlanMismatchError
+from placer.executor.id_order import rows_from, tensors_of
+from placer.executor.memory.arena import initial_weights
 from placer.growing import Growing, KeyMap
 from placer.growing.options import Eviction
 from placer.plan.plan import Plan
 from placer.storage.manifest import Checkpoint
 from placer.storage.table_files import keys_of
-from placer.tables import OPTIMIZERS, OptimizerName
+from placer.tables import OPTIMIZERS, OptimizerName, Table
 from placer.training.checkpoint import load, open_checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.growing import grow_checkpoint, resized_keys
@@ -105,6 +107,21 @@ def test_a_larger_map_goes_on_as_the_smaller_until_that_is_full(
         assert [values.tolist() for values in one] == [values.tolist() for values in other]
     assert before.counts == after.counts
     assert before.counts.live < 400
+
+
+@pytest.mark.parametrize("block", [200, 64, 2])
+def test_rows_come_from_where_they_were(block: int) -> None:
+    """In blocks whose earlier rows are near each other, and in others."""
+    table = Table("t", 200, 4, optimizer="sgd")
+    (weight,) = tensors_of(table, "sgd")
+    old = torch.arange(400 * 4.0).view(400, 4)
+    earlier = np.random.default_rng(1).permutation(400)[:200]
+    earlier[[5, 150]], earlier[[7, 8, 199]] = (399, 0), -1
+    read = rows_from(weight, lambda start, stop: old[start:stop], earlier, 3)
+    found = torch.cat([read(start, min(200, start + block)) for start in range(0, 200, block)])
+    drawn = torch.cat([values for _, values in initial_weights(table, 3)])
+    for row, was in enumerate(earlier.tolist()):
+        assert torch.equal(found[row], drawn[row] if was < 0 else old[was])
 
 
 def test_keys_that_wait_are_not_counted_anew_with_another_capacity() -> None:
