@@ -14,7 +14,7 @@ from placer.plan.memory import slice_unique
 from placer.profile.count import AccessCounter
 from placer.profile.locality import DistinctRows, LocalityCounter, WindowCounts, added
 from placer.profile.table_profile import TableProfile, UnknownIds
-from placer.workloads.batches import drawn_batches
+from placer.workloads.batches import _even_share, drawn_batches
 
 Ids = npt.NDArray[np.int64]
 ROWS = 2000
@@ -55,6 +55,18 @@ def test_a_log_of_independent_draws_has_no_locality() -> None:
     table = measured(drawn())
     for lookups in (1, 256, 1000, 16384):
         assert table.draws_of(lookups) == pytest.approx(lookups, rel=0.15)
+
+
+def test_how_many_draws_are_spread_evenly() -> None:
+    """Of 2000 rows, 1000 independent draws read 787; if all are spread, each reads another row."""
+    even = replace(measured(np.arange(ROWS)), locality=())
+    assert _even_share(even, 1000) == pytest.approx(0.0, abs=2e-3)
+    whole = (WindowCounts(1000, 2, 2000, 2000),)
+    assert _even_share(replace(even, locality=whole), 1000) == pytest.approx(1.0, abs=1e-4)
+    # With half of them spread, the others read 3/4 · (1 − (1 − 1/2000)^500) of the rows besides.
+    read = ROWS * (1 - 0.75 * (1 - 1 / ROWS) ** 500)
+    half = (WindowCounts(1000, 100, 100_000, round(100 * read)),)
+    assert _even_share(replace(even, locality=half), 1000) == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize("samples", [600, 2500, 6000, 30_000])

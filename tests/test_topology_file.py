@@ -24,6 +24,12 @@ links:
 """
 
 
+MORE = (
+    '\n- {id: "more:[0-65535]", host: "host:0", memory: 4GiB, hbm_bandwidth: 500GB/s}',
+    '\n- {id: "more:[0-65535]", memory: 64GiB, dram_bandwidth: 20GB/s}',
+)
+
+
 def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
     path = folder / name
     path.write_text(text, encoding="utf-8")
@@ -159,6 +165,8 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (('id: "gpu:0"', 'id: "gpu:[1-65537]"'), "at most 65536 devices"),
         (('id: "gpu:0"', 'id: "gpu:[a]"'), "not an id"),
         (('a: "gpu:0", b: "host:0"', 'a: "gpu:[0-999]", b: "host:[0-99]"'), "has 100000 links"),
+        (("gpus:", f"gpus:{MORE[0]}"), "has 65537 GPUs, and at most 65536 are read"),
+        (("hosts:", f"hosts:{MORE[1]}"), "has 65537 hosts, and at most 65536 are read"),
         (("gpus:", "gpus: {"), "is not a topology file"),
         ((SMALL, "just words"), "holds a str"),
         ((SMALL, ""), "gpus: Field required"),

@@ -89,6 +89,14 @@ class TestExport:
         assert (cold.name, cold.start, cold.stop) == ("t__cold", 4, 12)
         assert cold.sharding.kind == "table_wise"
 
+    def test_a_stride_that_takes_one_row_is_a_block(self) -> None:
+        own = table("t", 2)
+        parts = [shard("t", (row, row + 1), (0, 8), f"gpu:{row}") for row in range(2)]
+        strided = [replace(part, rows=(row, 2, 2)) for row, part in enumerate(parts)]
+        found, expected = (exported(plan_for(own, *cut)).plan["ebc"]["t"] for cut in (strided, parts))
+        assert found.sharding_type == expected.sharding_type == "row_wise"
+        assert found.sharding_spec == expected.sharding_spec
+
     def test_torchrecs_own_checks_pass(self) -> None:
         plan = plan_of_all()
         model = split_tables(model_for(*plan.tables), plan)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
+from placer.executor.memory.arena import weights_of_keys
 from placer.growing import Growing, KeyCounts, KeyMap
 from placer.growing.hashes import parts_of
 from placer.growing.options import Int
@@ -88,6 +89,7 @@ class Maps:
             name: [KeyMap(how, part, world) for part in range(world)]
             for name, how in growing.items()
         }
+        self.new_keys: dict[str, list[int]] = {}  # The keys that got these rows of the last step.
 
     def read(self, batches: Sequence[BagBatch]) -> tuple[list[BagBatch], dict[str, list[int]]]:
         """Batches with rows for keys, and the rows of each table that had another key before."""
@@ -97,11 +99,12 @@ class Maps:
             parts = [own.ids[spans_by_table(self.plan, own)[name]] for own in batches]
             keys = torch.cat(parts).numpy()
             found, owners = np.empty(keys.size, np.int64), parts_of(keys, len(maps))
-            reused[name] = []
+            reused[name], self.new_keys[name] = [], []
             for part, own in enumerate(maps):
                 step = own.read(keys[owners == part], 2)
                 found[owners == part] = step.rows
                 reused[name] += step.reused.tolist()
+                self.new_keys[name] += step.new_keys.tolist()
             by_rank = torch.split(torch.from_numpy(found), [part.numel() for part in parts])
             for batch, own_rows, values in zip(batches, rows, by_rank, strict=True):
                 own_rows[spans_by_table(self.plan, batch)[name]] = values
@@ -178,6 +181,8 @@ def reused_rows(rank: int, world: int, optimizer: str, how: Growing) -> int:
                     beginnings[name].append(after[f"{name}.weight"][row])
             changed = (before[f"{name}.weight"] != after[f"{name}.weight"]).any(1)
             assert set(changed.nonzero().flatten().tolist()) == set(reused[name])
+            drawn = weights_of_keys(plan.tables_by_name[name], 3, np.array(maps.new_keys[name], int))
+            assert torch.equal(after[f"{name}.weight"][reused[name]], drawn)
         for batch in as_rows:
             for name, span in spans_by_table(plan, batch).items():
                 lives_read = [life_of[name][row] for row in batch.ids[span].tolist()]
