@@ -121,6 +121,18 @@ def test_features_of_one_table_give_it_ids_in_the_order_of_samples() -> None:
     assert_same_profile(found, expected, same_source=False)
 
 
+def test_parts_behind_an_empty_one_count() -> None:
+    log = pa.table({"user": [3, 1, 1, 2], "label": [0, 1, 0, 1]})
+    counter = PartitionCounter.for_log(log, rows=4)
+    first, second = counted(counter, log, [2])
+    empty = pa.RecordBatch.from_pylist([], SCHEMA)
+    expected = profile_log(open_log(log, rows=4))
+    for parts in ([first, empty, second], [empty, first, first.slice(0, 0), second, empty]):
+        assert_same_profile(counter.profile(parts), expected, same_source=False)
+    together = pa.Table.from_batches([empty, *first.to_batches(), empty, *second.to_batches()])
+    assert_same_profile(counter.profile(together), expected, same_source=False)
+
+
 def test_what_is_passed_on_early_is_added_up(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     log = pa.table({"a": rng.integers(0, 9_000, 20_000), "b": rng.integers(0, 4_000, 20_000)})
