@@ -93,7 +93,9 @@ class TestExport:
         own = table("t", 2)
         parts = [shard("t", (row, row + 1), (0, 8), f"gpu:{row}") for row in range(2)]
         strided = [replace(part, rows=(row, 2, 2)) for row, part in enumerate(parts)]
-        found, expected = (exported(plan_for(own, *cut)).plan["ebc"]["t"] for cut in (strided, parts))
+        found, expected = (
+            exported(plan_for(own, *cut)).plan["ebc"]["t"] for cut in (strided, parts)
+        )
         assert found.sharding_type == expected.sharding_type == "row_wise"
         assert found.sharding_spec == expected.sharding_spec
 

@@ -181,7 +181,9 @@ def reused_rows(rank: int, world: int, optimizer: str, how: Growing) -> int:
                     beginnings[name].append(after[f"{name}.weight"][row])
             changed = (before[f"{name}.weight"] != after[f"{name}.weight"]).any(1)
             assert set(changed.nonzero().flatten().tolist()) == set(reused[name])
-            drawn = weights_of_keys(plan.tables_by_name[name], 3, np.array(maps.new_keys[name], int))
+            drawn = weights_of_keys(
+                plan.tables_by_name[name], 3, np.array(maps.new_keys[name], int)
+            )
             assert torch.equal(after[f"{name}.weight"][reused[name]], drawn)
         for batch in as_rows:
             for name, span in spans_by_table(plan, batch).items():
