@@ -7,7 +7,7 @@ import pytest
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import in_dram, in_hbm, machine
+from plan_cases import in_dram, in_hbm, machine, sized
 from problem_cases import counted_table, problem_of, problems, zipf_table
 
 from cost_models import Roofline, ShardingOption
@@ -230,6 +230,26 @@ def test_full_host_memory_binds() -> None:
     full = machine(1, hbm_bytes=MODEL.evaluate(problem, held).memory["gpu:0"].total_bytes)
     problem, held = problem_of(table, topology=full), replace(held, topology=full)
     assert "hbm" not in {b.constraint for b in explain(problem, held, "t", MODEL).bindings}
+
+
+@pytest.mark.parametrize("memory", ["hbm", "dram"])
+def test_a_memory_binds_from_99_percent_on(memory: str) -> None:
+    table = zipf_table("t", 1000)
+    device = "gpu:0" if memory == "hbm" else "host:0"
+
+    def bindings(share: float) -> dict[str, str]:
+        roomy = problem_of(table, topology=machine(1))
+        halves = in_hbm("t", (0, 500, 1), (0, 16)), in_dram("t", (500, 1000, 1), (0, 16))
+        plan = Plan((table.table,), roomy.topology, halves)
+        used = MODEL.evaluate(roomy, plan).memory[device].total_bytes
+        tight = sized(roomy.topology, {device: used / share})
+        found = explain(
+            problem_of(table, topology=tight), replace(plan, topology=tight), "t", MODEL
+        )
+        return {one.constraint: one.device for one in found.bindings}
+
+    assert memory not in bindings(0.985)
+    assert bindings(0.995)[memory] == device
 
 
 def test_a_table_on_every_gpu_has_alternatives_and_no_margin() -> None:
