@@ -10,7 +10,7 @@ from schedule_events import finished_at, threads_of
 
 from cost_models import Roofline, Schedule
 from cost_models.arenas import added_up, arena_loads, times_by_arena
-from cost_models.cost_report import PARTS, CostReport, GpuCost, PhaseCost
+from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, PhaseCost
 from cost_models.step_equation.phases import HOST, NAMES, ROWS, with_lanes
 from cost_models.step_equation.work import work_of
 from placer import Plan, Problem
@@ -115,6 +115,23 @@ def test_dense_layers_scale_with_the_first_chain_alone() -> None:
             ("a" if is_first else "b",),
         )
         assert not replace(one, dense_s=None).has_dense_phase
+
+
+def test_a_phase_has_its_slowest_gpu_and_the_mean_of_gpus_alone() -> None:
+    gpus = [GpuCost(name, 1.0, 0.0, 0.0, 0.0) for name in ("gpu:0", "gpu:1", "host:1")]
+    hosts = HostCost("host:0", 2.0), HostCost("host:1", 1.0)
+    times = (1.0, 4.0, 7.0), (2.0, 1.0, 0.0)
+    schedule = Schedule(("a", "b"), ((0, 1),), (0.5,))
+    parts_s = np.array([times] + [np.zeros_like(times)] * (len(PARTS) - 1))
+    report = CostReport(
+        "roofline", tuple(gpus), hosts, {}, 1.0, None, schedule, times, None, parts_s
+    )
+    assert report.phases == (PhaseCost("a", "host:1", 7.0, 2.5), PhaseCost("b", "gpu:0", 2.0, 1.5))
+    # A step that waits for a host's memory has this one phase.
+    busy = replace(report, hosts=(HostCost("host:0", 10.0), HostCost("host:1", 1.0)))
+    assert busy.phases == (PhaseCost("dram", "host:0", 10.0, 5.5),)
+    assert (busy.step_time_s, busy.bottleneck) == (10.0, "host:0 dram")
+    assert busy.step_time_if({}, dram=0.5) == report.step_time_s == 9.5
 
 
 def test_gpus_wait_unless_it_is_a_rounding_error() -> None:

@@ -415,3 +415,4 @@ def test_what_cannot_be_timed_is_refused() -> None:
         run(cached_plan(9, 3), [one_id_chunk(np.array([9]))])
     summary = TimeSummary.of([1.0, 2.0, 6.0])
     assert (summary.mean_s, summary.p50_s) == (3.0, 2.0)
+    assert summary.p99_s == pytest.approx(2.0 + 0.98 * 4.0)
