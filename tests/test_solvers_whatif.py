@@ -19,10 +19,11 @@ from placer.errors import PlacerError
 from placer.report import section as form
 from placer.workloads import named_workload
 from solvers import Limits, SolveResult, solve
-from solvers.analysis.whatif import Effect, WhatIf, _with_servers, front, whatif
+from solvers.analysis.whatif import Effect, FrontPoint, WhatIf, _with_servers, front, whatif
 from solvers.bounds.binding import binding
 from solvers.report import plan_report
 from solvers.report.whatif import plot_front, whatif_report
+from solvers.result import Termination
 
 MODEL = Roofline()
 HBM = 1 << 29
@@ -258,6 +259,26 @@ def test_budgets_of_the_front_are_before_what_users_reserve() -> None:
     points = front(problem_at, [1 << 20, 1 << 14], solved)
     assert asked == [(1 << 14) - 3_000, (1 << 20) - 3_000]
     assert [point.hbm_bytes for point in points] == [1 << 14, 1 << 20]
+
+
+def test_points_of_the_front_share_their_best_plans_and_bounds() -> None:
+    """A plan holds with more memory, a bound with less."""
+    found = {100: (None, None), 200: (5.0, 1.0), 300: (6.0, 3.0), 400: (4.0, 2.0), 500: (7.0, None)}
+
+    def solved(problem: Problem) -> SolveResult:
+        step_time_s, bound_s = found[problem.topology.gpus[0].memory_bytes]
+        end = Termination("feasible" if step_time_s else "infeasible", detail="too little")
+        return SolveResult(None, end, step_time_s, bound_s)
+
+    table = problem_of(zipf_table("t", 10))
+    points = front(problem_at(table), [*found, 200], solved)
+    assert points == (
+        FrontPoint(100, detail="too little"),
+        FrontPoint(200, 5.0, 3.0, 5 / 3 - 1),
+        FrontPoint(300, 5.0, 3.0, 5 / 3 - 1),
+        FrontPoint(400, 4.0, 2.0, 1.0),
+        FrontPoint(500, 4.0, None, None),
+    )
 
 
 def test_pictures_of_the_front(problem: Problem, tmp_path: Path) -> None:
