@@ -11,7 +11,21 @@ from schedule_events import finished_at, threads_of
 from cost_models import Roofline, Schedule
 from cost_models.arenas import added_up, arena_loads, times_by_arena
 from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, PhaseCost
-from cost_models.step_equation.phases import HOST, NAMES, ROWS, with_lanes
+from cost_models.step_equation.phases import (
+    COPIES,
+    GRADIENTS,
+    HOST,
+    IDS,
+    LINK_LOOKUP,
+    LINK_UPDATE,
+    LOOKUP,
+    NAMES,
+    OUTPUTS,
+    ROWS,
+    UPDATE,
+    parts_of,
+    with_lanes,
+)
 from cost_models.step_equation.work import work_of
 from placer import Plan, Problem
 from placer.plan.fields import PIPELINES
@@ -132,6 +146,24 @@ def test_a_phase_has_its_slowest_gpu_and_the_mean_of_gpus_alone() -> None:
     assert busy.phases == (PhaseCost("dram", "host:0", 10.0, 5.5),)
     assert (busy.step_time_s, busy.bottleneck) == (10.0, "host:0 dram")
     assert busy.step_time_if({}, dram=0.5) == report.step_time_s == 9.5
+
+
+def test_parts_of_phases_by_hand() -> None:
+    """What launches, links, exchanges and drives do not take is spent in HBM."""
+    phase_s = np.full((ROWS, 1), 10.0)
+    pooling_s = np.zeros_like(phase_s)
+    pooling_s[[LINK_LOOKUP, LINK_UPDATE], 0] = 1.0, 2.0
+    parts_s = parts_of(phase_s, pooling_s, np.array([6.0]), np.array([4.0]))[:, :, 0]
+    assert {
+        part: {n: of[n] for n in of.nonzero()[0]} for part, of in zip(PARTS, parts_s, strict=True)
+    } == {
+        "hbm": {LOOKUP: 7.0, UPDATE: 7.0},
+        "launches": {LOOKUP: 3.0, UPDATE: 3.0},
+        "link": {COPIES: 6.0, LINK_LOOKUP: 9.0, LINK_UPDATE: 8.0},
+        "drive": {COPIES: 4.0},
+        "pooling": {LINK_LOOKUP: 1.0, LINK_UPDATE: 2.0},
+        "communication": {IDS: 10.0, OUTPUTS: 10.0, GRADIENTS: 10.0},
+    }
 
 
 def test_gpus_wait_unless_it_is_a_rounding_error() -> None:

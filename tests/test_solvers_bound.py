@@ -36,7 +36,13 @@ from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.bounds.option_costs import OptionCosts, OptionPricer, cold_costs, least
+from solvers.bounds.option_costs import (
+    OptionCosts,
+    OptionPricer,
+    cold_costs,
+    distinct_shards,
+    least,
+)
 from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
@@ -873,6 +879,25 @@ def test_stand_ins_cost_the_least_extra_time_once() -> None:
     assert [one.longest_s for one in known] == free.longest_s[: free.own].tolist()
     for stand_in, number in enumerate(free.stood_for, free.own):
         assert cut[number].longest_s == free.longest_s[stand_in] < known[number].longest_s
+
+
+def test_shards_that_are_not_costed_have_a_shard_of_no_more_work() -> None:
+    problem = problem_of(zipf_table("t", 10_000, 64, lookups=8.0), topology=machine(8))
+    instance = Instance(problem, Roofline())
+
+    def least_s(shard: TableShard) -> float:
+        return float(instance.curve(shard, 0).gpu_s.min())
+
+    options = instance.options_of(0)
+    assert {2, 4, 8} <= {option.row_slices for option in options}
+    assert {2, 4} <= {len(option.column_widths) for option in options}
+    for shards in (each for one in options if (each := instance.shards(0, one))):
+        costed = distinct_shards(shards)
+        assert sum(times for _, times in costed) == len(shards)
+        stand_ins = sorted(least_s(shard) for shard, times in costed for _ in range(times))
+        for mine, true in zip(stand_ins, sorted(map(least_s, shards)), strict=True):
+            assert mine <= true * (1 + 1e-9)
+        assert stand_ins[-1] == pytest.approx(max(map(least_s, shards)))
 
 
 def test_an_option_costs_what_rows_in_its_tables_tier_take() -> None:
