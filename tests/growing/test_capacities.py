@@ -111,6 +111,16 @@ def test_steps_follow_the_curves_from_above() -> None:
     assert not any(300 < step.capacity < 800 for step in steps if step.table == "item")
 
 
+def test_rows_take_their_part_of_the_key_map_and_of_its_only_copy() -> None:
+    many = Growing(capacity=2**20)
+    for gpus, copy_bytes in ((1, many.copy_nbytes), (2, 0)):
+        steps = steps_of(_problem(1 << 30, gpus), list(CURVES))
+        row_bytes = 64 * 4 + 4 + (many.nbytes + copy_bytes) / 2**20
+        for name, rates in CURVES.items():
+            taken = sum(step.nbytes for step in steps if step.table == name)
+            assert taken == pytest.approx(rates[-1][0] * row_bytes)
+
+
 @pytest.mark.parametrize("gpus", mostly_slow([1, 2], 1))
 def test_all_memory_beside_the_other_tables_is_for_rows(gpus: int) -> None:
     problem = _problem(7 - 2 * gpus << 20, gpus)
