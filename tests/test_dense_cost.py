@@ -194,6 +194,8 @@ def test_a_long_dense_part_is_what_a_step_waits_for() -> None:
     phases = next(one for one in shown.sections if one.name == "phases")
     names = [row["name"] for row in phases.rows]
     assert names.index("outputs") + 1 == names.index("dense") == names.index("gradients") - 1
+    of_dense = phases.rows[names.index("dense")]
+    assert of_dense["slowest_s"] == of_dense["mean_s"] == report.dense_s == 1.0
     assert any("1 s of it dense layers" in line for line in shown.headline)
     result = solve(problem, "greedy-cost", "roofline", time_limit_s=5.0)
     assert "waits for dense layers; the dense layers bind" in result.termination.detail

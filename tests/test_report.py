@@ -125,9 +125,11 @@ def solved() -> tuple[Problem, Plan]:
     return problem, plan
 
 
-def test_caches_are_in_hbm_too() -> None:
+@pytest.mark.parametrize("columns", [[(0, 8)], [(0, 4), (4, 8)]])
+def test_caches_are_in_hbm_too(columns: list[tuple[int, int]]) -> None:
+    shards = [dram("gpu:0", cols=each) for each in columns]
     (row,) = plan_report(
-        one_table([replace(dram("gpu:0"), lookup="cached", cache_rows=5)])
+        one_table([replace(shard, lookup="cached", cache_rows=5) for shard in shards])
     ).to_json()["tables"]
     assert row["hot_row_share"] == 0.05
     assert row["hbm_bytes"] == row["dram_bytes"] / 20

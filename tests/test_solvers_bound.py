@@ -3,7 +3,7 @@
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from enumeration import Enumeration
 from fast_and_full import examples, fewer, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import machine
+from plan_cases import machine, sized
 from problem_cases import (
     counted_table,
     crossed_machine,
@@ -35,6 +35,7 @@ from placer.workloads import named_workload
 from solvers import SOLVERS, solve
 from solvers.bounds import lagrangian
 from solvers.bounds.feasibility import impossible, usable_options
+from solvers.bounds.hbm_prices import constrained_bound
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.bounds.option_costs import (
     OptionCosts,
@@ -331,6 +332,35 @@ def test_tables_that_few_gpus_may_serve_raise_the_bound() -> None:
         bound_s = lagrangian_bound(instance).step_time_s
         best_s = solve(problem, "greedy-cost").step_time_s
         assert 3 * of_free_s < bound_s <= (best_s - instance.fixed_s) * (1 + 1e-9)
+
+
+def test_tables_of_few_gpus_by_hand() -> None:
+    """Their work is divided by their GPUs; all tables of a subset of these GPUs count, too."""
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(4)]
+    table_bytes = tables[0].table.total_bytes
+
+    def bound(devices: list[list[int]], group: str = "", hbm: Sequence[float] = ()) -> float:
+        """In times of one table that is in HBM; `hbm` in sizes of tables, by GPU."""
+        rules = {
+            f"t{n}": TableRule(devices=tuple(f"gpu:{gpu}" for gpu in gpus))
+            for n, gpus in enumerate(devices)
+        }
+        together = [[f"t{n}" for n in group]] if group else []
+        memory = {f"gpu:{n}": size * table_bytes for n, size in enumerate(hbm)}
+        problem = problem_of(*tables, topology=sized(machine(4, launch_s=0.0), memory))
+        ruled = replace(problem, constraints=Constraints.of(rules, together))
+        instance = Instance(ruled, Roofline())
+        return constrained_bound(instance) / float(instance.curve(instance.whole(0), 0).gpu_s.min())
+
+    assert bound([[0], [0, 1], [0, 1], [0, 1]]) == pytest.approx(2.0)
+    assert bound([[0], [0, 1], [2]]) == pytest.approx(1.0)
+    assert bound([[0, 1, 2], [0, 1, 2]]) == pytest.approx(2 / 3)
+    assert bound([], "012") == pytest.approx(3.0)
+    # GPUs of a table share all their memory, and a group has that of the largest GPU.
+    equal, unequal = (bound([[0], *[[0, 1]] * 3], hbm=each) for each in ((1.5, 1.5), (2, 1)))
+    assert 2 < equal == pytest.approx(unequal, rel=1e-3)
+    equal, unequal = (bound([], "012", each) for each in ((2, 2, 2, 2), (2, 1, 0.9, 0.8)))
+    assert 3 < equal == pytest.approx(unequal, rel=1e-3)
 
 
 def test_dense_layers_run_beside_what_host_memory_takes() -> None:
