@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_cases import fail, invoke, succeed
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cost_models import Roofline
@@ -179,6 +179,9 @@ ROWS = st.lists(
 cost_of = attrgetter("cost_per_billion_samples")
 
 
+@example([row(0, 10.0, 5.0, 0.0), row(1, 10.5, 4.0, 0.0)], 10.0)
+@example([row(0, 10.0, 10.0, 0.0), row(1, 40.0, 8.0, 1.0)], 15.0)
+@example([row(0, 10.0, 10.0, 0.0), row(1, 40.0, 8.0, 1.0)], 20.0)
 @given(ROWS, NUMBERS)
 def test_the_answer_is_the_cheapest_that_is_in_time(
     rows: list[CompareRow], within_s: float
