@@ -23,6 +23,7 @@ from solvers import Limits, Solver, SolveResult
 from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
+from solvers.result import Termination
 from solvers.strategies import published
 from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
 from solvers.strategies.published import Beam, DynamicProgramming, Needs, pack
@@ -387,6 +388,22 @@ def test_rows_that_may_be_in_too_small_a_memory_alone(
     assert (
         rows_beyond_their_memories(Instance(replace(problem, topology=roomy), Roofline())) is None
     )
+
+
+def test_rows_share_their_memories_with_rows_that_may_be_in_some_of_these() -> None:
+    each = [zipf_table(f"t{n}", 1000, 32) for n in range(2)]
+    size = each[0].table.total_bytes
+    rules = {"t0": TableRule(("gpu:1",), "dram"), "t1": TableRule(("gpu:1",))}
+
+    def proof(hbm_bytes: int) -> Termination | None:
+        topology = sized(machine(1, 2), {"host:1": size, "gpu:1": hbm_bytes})
+        problem = replace(problem_of(*each, topology=topology), constraints=Constraints.of(rules))
+        return rows_beyond_their_memories(Instance(problem, Roofline()))
+
+    assert proof(size) is None
+    found = proof(size - 8)
+    assert found is not None
+    assert [(one.device, one.short_bytes) for one in found.shortages] == [("gpu:1, host:1", 8)]
 
 
 def test_where_nothing_fits_memories_are_named() -> None:

@@ -22,7 +22,7 @@ from cost_models.dense import (
     dense_cost,
 )
 from cost_models.report import plot_sweep, sweep_report
-from cost_models.report.sweep import _legend
+from cost_models.report.sweep import _legend, _short
 from cost_models.sweep import (
     AXES,
     DEFAULT_AXES,
@@ -581,6 +581,12 @@ def test_table_csv_and_picture(tmp_path: Path) -> None:
     lines = succeed(*COMMAND, "--format", "csv").stdout.splitlines()
     assert lines[0].startswith("section,platform,placement,varied,dense,sparse,rows,")
     assert sum(line.startswith("points,") for line in lines) == 4 * 2 * len(PLACEMENTS)
+
+
+def test_ticks_have_short_numbers() -> None:
+    values = 0.25, 64, 1000, 1500, 1234, 2e6, 5e9
+    words = "0.25", "64", "1k", "1.5k", "1234", "2M", "5G"
+    assert tuple(map(_short, values)) == words
 
 
 @pytest.mark.parametrize("width", [1.5, 3.7, 9.0])
