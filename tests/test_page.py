@@ -21,7 +21,9 @@ from cost_models import Roofline
 from placer import Feature, Plan, Problem, Profile, Shard, Table, TableProfile, Topology
 from placer.constraints.constraints import Constraints
 from placer.profile.cdf import AccessCdf
+from placer.report import section as form
 from placer.report.picture import MARKERS, SERIES
+from placer.units import format_seconds
 from placer.workloads import named_workload
 from solvers import Limits, solve
 from solvers.analysis.explain import ShardMargin
@@ -162,6 +164,21 @@ def test_a_verdict_says_how_near_the_best_and_what_to_do(
     assert ("--solver auto" in " ".join(said.advice)) == (gap > 0.05)
     unbound = verdict(facts, answers.cost, Binding("hbm", "w"), bound_holds=False, memory=())
     assert "no bound" in unbound.summary
+    error = facts["relative_error"]
+    notes = {tile.key: tile.note for tile in said.tiles}
+    assert notes["step_time_s"] == f"± {form.share(error)}, roofline"
+    assert notes["gap"] == f"bound {format_seconds(facts['bound_s'])}"
+    assert any(f"off by more than {form.share(error)}" in one for one in said.advice)
+    room = f"can save at most {form.share(gap / (1 + gap))} of the step"
+    assert (room in " ".join(said.advice)) == (gap > 0.05)
+    unmeasured = verdict(
+        {**facts, "relative_error": None},
+        replace(answers.cost, relative_error=None),
+        Binding("link", "waits"),
+        bound_holds=False,
+        memory=(),
+    )
+    assert [tile.note for tile in unmeasured.tiles[:2]] == ["", "no bound"]
 
 
 def test_a_plan_of_one_gpu_has_a_chart_of_its_memory() -> None:
