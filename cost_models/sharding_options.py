@@ -46,11 +46,12 @@ def standard_options(
     may be replicated. Heavy tables may replicate the rows with 10% to 90% of the lookups, with the
     others in a few row slices. The first of `colds` goes with all of these. Other ways to read cold
     rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
-    row slices, one for each GPU, and even column slices. Caches do not go with row slices, and
-    reading in place does not go with column slices.
+    row slices and even column slices. Caches only go with whole tables and even column slices.
+    Reading in place only goes with whole tables and one row slice for each GPU. Tables that were
+    counted from a log may also have powers of two of row slices that are read in place.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
-    usual = colds[0]
+    usual, is_counted = colds[0], problem.profile.tables[table].counts is not None
     homes = cold_homes(problem, spec) if "staged" in colds else ()
     options = [
         *_grids(spec, gpus, usual),
@@ -59,7 +60,11 @@ def standard_options(
             for home in homes
             for option in _other_colds(spec, gpus, "staged")
         ),
-        *(option for cold in colds[1:] for option in _other_colds(spec, gpus, cold)),
+        *(
+            option
+            for cold in colds[1:]
+            for option in _other_colds(spec, gpus, cold, is_counted=is_counted)
+        ),
         *_replicated(problem, table, usual),
     ]
 
@@ -108,12 +113,19 @@ def _grids(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
                     yield ShardingOption(row_slices, even, cold=cold)
 
 
-def _other_colds(spec: Table, gpus: int, cold: Cold) -> Iterator[ShardingOption]:
+def _other_colds(
+    spec: Table, gpus: int, cold: Cold, *, is_counted: bool = False
+) -> Iterator[ShardingOption]:
     """Yield coarse options with `cold`, a way to read cold rows that is not the usual one."""
-    # A cache saves the row map of a split, which row slices need anyway.
-    for row_slices in [1] if cold == "cached" else _coarse_row_slices(spec, gpus):
+    coarse = _coarse_row_slices(spec, gpus)
+    # Reading in place only helps if HBM is short of buffers.
+    if cold == "uva" and not is_counted:
+        coarse = sorted({1, coarse[-1]})
+    if cold == "cached":  # It saves the row map of a split, which row slices need anyway.
+        coarse = [1]
+    for row_slices in coarse:
         yield ShardingOption(row_slices, cold=cold)
-    if cold == "uva":  # Reading in place only helps if HBM is short of buffers.
+    if cold == "uva":
         return
     for slices in _GRID_COLUMN_SLICES:
         if (even := even_widths(spec.dim, slices)) and slices <= gpus:

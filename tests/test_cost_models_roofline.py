@@ -658,8 +658,6 @@ def test_the_options_that_are_searched() -> None:
     }
     cached = {(c.row_slices, c.column_widths) for c in found if c.cold == "cached"}
     assert cached == {(1, ()), (1, (32, 16))}
-    uncounted = problem_of(replace(counted, counts=None), topology=machine(4), batch_size=4)
-    assert set(options(uncounted)) == {c for c in found if c.cold != "cached"}
 
 
 def test_the_options_of_a_table_without_much_to_option() -> None:
