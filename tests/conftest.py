@@ -86,9 +86,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @functools.cache
 def _quicken(interpreter: Any) -> None:
-    """Triton's interpreter patches its language anew for each call and lists types for each value.
+    """Patch Triton's language once, instead of at each call, and remember its list of types.
 
-    Both are the same every time, and take a third of a launch.
+    The interpreter does both again at each call, which takes a third of a launch.
     """
     patch, patched = interpreter._patch_lang, set()
     dtype_of, known = interpreter._get_np_dtype, {}

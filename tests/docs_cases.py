@@ -68,7 +68,7 @@ def _blocks(page: str, text: str) -> Iterator[Block]:
 
 
 def in_no_time(text: str) -> str:
-    """Searches of half a second: the seconds of a page are right for its readers."""
+    """Return a block whose searches end after half a second, whatever limit the page gives."""
     return re.sub(r"(--time-limit |time_limit_s=)[\d.]+(?!\w)", r"\g<1>0.5", text)
 
 

@@ -55,11 +55,15 @@ def test_what_is_inferred_is_written_and_read_alike(log: Path, tmp_path: Path) -
 def test_an_inferred_schema_keeps_what_options_say(log: Path, tmp_path: Path) -> None:
     file = tmp_path / "schema.toml"
     tables = ("--id-mapping", "hash", "--rows", "9", "--rows", "id=50", "--dim", "id=8")
+    tables += ("--id-mapping", "seen=auto")
     columns = ("--feature-table", "user=id", "--pooling", "mean", "--pooling", "seen=max")
     run("profile", log, "--infer", file, *tables, *columns, "--min-count", "2", "--headroom", "0.5")
     schema = Schema.load(file)
     assert (schema.rows, schema.dims) == ({"*": 9, "id": 50}, {"id": 8})
-    assert (schema.id_mappings, schema.min_counts) == ({"*": "hash"}, {"*": 2})
+    assert (schema.id_mappings, schema.min_counts) == (
+        {"*": "hash", "seen": "auto"},
+        {"*": 2},
+    )
     assert (schema.feature_tables, schema.headroom) == ({"user": "id"}, 0.5)
     assert schema.poolings == {"user": "mean", "seen": "max", "city": "mean"}
 

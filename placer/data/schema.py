@@ -6,7 +6,6 @@ docs/data.md describes the file. `placer profile --infer` writes it as TOML; `pl
 
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,7 @@ from placer.data.source import Progress, Source
 from placer.default_options import toml_value
 from placer.errors import DataError
 from placer.files import write_text
-from placer.tables import Pooling
+from placer.tables import MOST_DIM, MOST_ROWS, Pooling
 from placer.units import listed
 
 _OF_LAYOUT = ("format", "separator", "header", "quotes", "decimal")
@@ -53,10 +52,10 @@ class _ColumnModel(StrictModel):
 
 
 class _TableModel(StrictModel):
-    rows: int | None = Field(None, ge=1, le=sys.maxsize)
-    dim: int | None = Field(None, ge=1, le=sys.maxsize)
+    rows: int | None = Field(None, ge=1, le=MOST_ROWS)
+    dim: int | None = Field(None, ge=1, le=MOST_DIM)
     id_mapping: IdMappingName | None = None
-    min_count: int | None = Field(None, ge=1, le=sys.maxsize)
+    min_count: int | None = Field(None, ge=1, le=MOST_ROWS)
 
 
 class _SchemaModel(StrictModel):
@@ -232,8 +231,8 @@ def _text(source: Source, schema: Schema) -> str:
         "min_count": schema.min_counts,
     }
     for table in sorted({name for of in fields.values() for name in of}):
-        given = {name: of[table] for name, of in fields.items() if of.get(table, "auto") != "auto"}
-        if given:
-            entries_of_table = [f"{name} = {toml_value(value)}" for name, value in given.items()]
-            lines += [f"[tables.{toml_value(table)}]", *entries_of_table, ""]
+        given = {name: of[table] for name, of in fields.items() if table in of}
+        if (table, given) != ("*", {"id_mapping": "auto"}):  # Which is the default.
+            set_fields = [f"{name} = {toml_value(value)}" for name, value in given.items()]
+            lines += [f"[tables.{toml_value(table)}]", *set_fields, ""]
     return "\n".join(lines)

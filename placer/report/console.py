@@ -75,10 +75,10 @@ def progress_bar(words: str, shown: bool = True) -> Iterator[Update]:
 
 @contextmanager
 def stoppable(so_far: str = "the best plan") -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end a search with `so_far`, which a note names. A second Ctrl-C acts as usual.
+    """Let Ctrl-C stop a search early; then print a note that `so_far` is what it had found.
 
-    Yield a function that returns whether to stop, for searches to call. After Ctrl-C, later
-    searches stop at once, too.
+    Yield a function for the search to call: it returns True after Ctrl-C. Searches that start
+    after Ctrl-C stop at once. A second Ctrl-C raises KeyboardInterrupt.
     """
     with deferred_interrupt() as interrupt:
         yield lambda: interrupt.requested

@@ -43,7 +43,7 @@ class Strategy(ABC):
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Search to the gap or a limit. See `Solver.solve`."""
         self.prepare(limits)
-        # A model imports what it needs at its first use: TorchRec takes seconds.
+        # Use the model once before the time limit starts: importing TorchRec takes seconds.
         cost_model.sharding_options(problem, 0)
         clock = Clock.start(limits)
         instance = Instance(problem, cost_model)
