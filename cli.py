@@ -161,7 +161,7 @@ def profile(
     tables: Any = {"dtype": dtype, "optimizer": optimizer}
     found = None
     if like is not None:
-        from placer.profile.like import profile_like
+        from placer.profile.count import profile_like
 
         refuse_others("--like", "logs log_format sample seed output like folder quiet verbose")
         earlier = placer.Profile.load(like)
@@ -867,7 +867,7 @@ def export(
         click.echo(f"{counted(len(loaded.tables), 'table')} of step {step} written to {file}")
         return
     from placer.adapters import document_for
-    from placer.files import write_text
+    from placer.files.atomic import write_text
 
     document = document_for(target, loaded, module=module, staged_as=staged_as)
     write_text(file, json.dumps(document, indent=1) + "\n")

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from placer.files import write_text
+from placer.files.atomic import write_text
 
 RESULTS = Path(__file__).parent / "results"
 

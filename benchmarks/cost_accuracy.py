@@ -41,7 +41,7 @@ from _machine import RESULTS, machine, slug, versions
 from cost_models import Calibrated, CostModel, Roofline, cost_model
 from cost_models.calibrated.fit import calibrate
 from placer.errors import PlacerError
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.measurement import Case, Dataset, Measured, Setting, collect, random_cases, repeated
 from placer.measurement.cases import resolved, step_s
 from placer.measurement.machine import calibration_cases, case_sha256

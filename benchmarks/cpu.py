@@ -37,7 +37,7 @@ from _machine import RESULTS, machine, slug, versions
 from torch import Tensor, nn
 
 from placer.executor import BagBatch, PlacedEmbeddings, RowWiseAdagrad
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.plan.fields import RowOrder, whole_table_shard
 from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Table

@@ -112,7 +112,7 @@ def run_published(options: argparse.Namespace, device: "torch.device") -> int:
     from _gpu_published import lines, measure
     from _machine import versions
 
-    from placer.files import write_text
+    from placer.files.atomic import write_text
 
     found = measure(device, _HOST_SHARE * _host_bytes(), options.tiny)
     print("\n".join(lines(found)))
@@ -137,7 +137,7 @@ def run(options: argparse.Namespace, sizes: "Sizes", device: "torch.device", sta
     from _gpu_run import Bench
     from _machine import versions
 
-    from placer.files import write_text
+    from placer.files.atomic import write_text
 
     model = sizes.model("zipf-1.05")
     print(

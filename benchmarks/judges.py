@@ -39,7 +39,7 @@ from torchrec_planner import PLACER, Contender, Rating, quiet
 
 from placer import Plan, Problem
 from placer.errors import PlacerError, PlanMismatchError
-from placer.files import write_text
+from placer.files.atomic import write_text
 
 FAMILIES = ("auto", "hugectr", "neuroshard", "recshard", "torchrec")
 JUDGES = ("library", "torchrec", "hugectr")

@@ -38,7 +38,7 @@ from others import Task
 from plans import plan_of
 
 from placer import Problem, Profile, Topology
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.workloads.drawn import meta_workload, resized_meta_tables
 from solvers import solve
 

@@ -29,7 +29,7 @@ from _published_figures import NEAR, Figure, figures
 from _published_fit import Asked, Values, as_they_are, ask, fit, left_out
 from scipy.stats import spearmanr
 
-from placer.files import write_text
+from placer.files.atomic import write_text
 
 
 @dataclass(frozen=True, slots=True)

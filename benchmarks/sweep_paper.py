@@ -23,7 +23,7 @@ from _machine import RESULTS
 
 from cost_models import cost_model
 from cost_models.sweep import MODELS, Platform, Setting, platform, sweep
-from placer.files import write_text
+from placer.files.atomic import write_text
 
 BATCHES = (200, 1600, 8192)
 GPU_SHARES = (0.55, 0.75, 0.95)

@@ -64,7 +64,7 @@ from cost_models import TableShard, TorchRec, shards_of
 from cost_models.torchrec.estimates import MODULE_PATHS, OPTIMIZERS, Estimates, input_lengths
 from placer import Plan, Problem, Topology
 from placer.adapters.torchrec.sharding import sharding_of
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.units import format_bytes, format_seconds
 from placer.workloads import named_workload
 from solvers import PlacerPlanner

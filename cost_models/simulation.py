@@ -10,8 +10,8 @@ import numpy as np
 
 from cost_models.base import CostModel, Float
 from cost_models.replay import StepTimer, StepTimes, step_equation
-from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk
+from placer.data.reader import EncodedLog
 from placer.errors import DataError
 from placer.growing import KeyCounts
 from placer.plan.diff import diff

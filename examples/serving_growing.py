@@ -15,7 +15,7 @@ from torch import Tensor
 
 from placer import Problem, Topology
 from placer.data import open_log
-from placer.data.encoded import EncodedLog
+from placer.data.reader import EncodedLog
 from placer.executor import BagBatch
 from placer.growing import Growing
 from placer.profile.count import profile_log

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from placer.adapters.pytorch import profile_model as profile_model
     from placer.adapters.pytorch import remove_plan as remove_plan
     from placer.constraints.constraints import Constraints as Constraints
-    from placer.constraints.rules import TableRule as TableRule
+    from placer.constraints.file import TableRule as TableRule
     from placer.errors import PlacerError as PlacerError
     from placer.plan.fields import Shard as Shard
     from placer.plan.plan import Plan as Plan

@@ -27,8 +27,7 @@ from placer.click_types import (
     Seconds,
     WholeNumber,
 )
-from placer.data.layout import FORMATS
-from placer.default_options import (
+from placer.config_file import (
     Key,
     check_variables,
     config_text,
@@ -36,6 +35,7 @@ from placer.default_options import (
     negated,
     variable_of,
 )
+from placer.data.layout import FORMATS
 from placer.errors import PlacerError
 from placer.knobs import Option, called, choices_of, members
 from placer.report.failures import one_line_errors

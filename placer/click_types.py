@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from placer.errors import PlacerError, did_you_mean
-from placer.files import check_place
+from placer.files.atomic import check_place
 from placer.units import parse_seconds
 
 STAGING = "placer.staging"

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from placer.constraints.constraints import Constraints
-from placer.constraints.rules import TableRule
+from placer.constraints.file import TableRule
 from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork, dense_memory
 from placer.errors import ProblemError
 from placer.growing.options import Growing

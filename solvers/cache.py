@@ -26,12 +26,12 @@ import placer
 from cost_models import CostModel
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
-from placer.files import sha256_json, write_bytes
+from placer.files.atomic import sha256_json, write_bytes
+from placer.files.reading import MOST_JSON_BYTES, LimitError, parse_json, read_limited
 from placer.plan.file import from_dict, to_dict
 from placer.plan.plan import Plan
 from placer.plan.verify import violations
 from placer.problem import Problem
-from placer.read_files import MOST_JSON_BYTES, LimitError, parse_json, read_limited
 from solvers.result import Limit, Limits, Solver, SolveResult, Termination
 
 FOLDER_VARIABLE = "PLACER_CACHE"

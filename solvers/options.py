@@ -18,7 +18,7 @@ from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Sugg
 from placer.data.layout import FORMATS
 from placer.data.options import POOLING, poolings_of
 from placer.errors import PlacerError
-from placer.executor.names import BACKENDS
+from placer.executor import BACKENDS
 from placer.knobs import option
 from placer.plan.fields import Pipeline
 from placer.tables import COLD_DTYPES, DTYPE_BYTES, OPTIMIZERS, Table

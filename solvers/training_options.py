@@ -14,7 +14,7 @@ import click
 from placer.click_options import refuse_without
 from placer.click_types import InputPath, Number, OutputPath, Seconds
 from placer.data.options import TextOptions
-from placer.executor.names import Policy
+from placer.executor import Policy
 from placer.knobs import option, options_of
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from solvers.options import BACKEND, EXCHANGE, LOG_FORMAT, WIDTHS, usage_errors

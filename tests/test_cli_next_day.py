@@ -14,7 +14,7 @@ from cost_models import Roofline
 from placer import Plan, Problem, Profile
 from placer.data import open_log
 from placer.errors import ProfileError
-from placer.profile.like import profile_like
+from placer.profile.count import profile_like
 from placer.workloads import named_workload
 from solvers.analysis import kept_plan
 

@@ -15,7 +15,7 @@ from cli_cases import Workbench, command_line, files_of, run_process, succeed
 from fast_and_full import mostly_slow
 
 import placer
-from placer.files import replacing
+from placer.files.atomic import replacing
 from placer.interrupt import deferred_interrupt, end_by_signals
 from placer.plan.verify import violations
 from placer.report import one_line_errors

@@ -18,8 +18,7 @@ from problem_cases import problem_of, zipf_table
 from cli import main
 from placer import Constraints, Plan, Problem, Shard, Table, TableRule, Topology
 from placer.constraints.constraints import matches
-from placer.constraints.file import dumps
-from placer.constraints.rules import KINDS, Kind
+from placer.constraints.file import KINDS, Kind, dumps
 from placer.constraints.unmet import kinds_of, unmet
 from placer.errors import ProblemError
 

@@ -41,7 +41,7 @@ from placer import (
     TableProfile,
     Topology,
 )
-from placer.constraints.rules import TableRule
+from placer.constraints.file import TableRule
 from placer.dense import DenseLayers
 from placer.plan.fields import Lookup
 from placer.plan.memory import (

@@ -15,8 +15,8 @@ import pytest
 from data_cases import refused
 
 from placer.data import open_log
-from placer.data.encoded import EncodedLog
 from placer.data.layout import Layout
+from placer.data.reader import EncodedLog
 from placer.errors import DataError
 from placer.training.reading import labels_of
 

@@ -20,9 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log
-from placer.data.encoded import EncodedLog
 from placer.data.formats.text import record_ends
 from placer.data.layout import Layout
+from placer.data.reader import EncodedLog
 from placer.errors import DataError
 
 NAMES = ("click", "user", "site", "history", "tags", "price")

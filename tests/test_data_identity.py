@@ -13,8 +13,8 @@ import pytest
 
 from placer import Plan, Profile, Shard, Topology
 from placer.data import open_log
-from placer.data.encoded import EncodedLog
 from placer.data.files.opening import FileIdentity, identify
+from placer.data.reader import EncodedLog
 from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.plan.fields import Provenance
 from placer.plan.origin import open_log_of, profile_of, save_with_profile

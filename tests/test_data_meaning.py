@@ -17,8 +17,8 @@ from fast_and_full import combinations, mostly_slow
 
 from placer import Profile
 from placer.data import Schema, open_log
-from placer.data.encoded import EncodedLog
 from placer.data.layout import Layout
+from placer.data.reader import EncodedLog
 from placer.errors import DataError, ProfileError
 from placer.profile.count import profile_log
 from placer.profile.parts.counter import PartitionCounter, profile_in_parts

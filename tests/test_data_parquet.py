@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer.data import open_log
-from placer.data.formats.inference import infer_columns
+from placer.data.inference import infer_columns
 from placer.data.layout import NamedColumns
 from placer.errors import DataError
 

@@ -19,8 +19,7 @@ from cli_cases import fail
 
 from placer.data.files.opening import head
 from placer.errors import PlacerError
-from placer.file_locks import locked_folder, one_run
-from placer.files import (
+from placer.files.atomic import (
     HashedFile,
     check_place,
     read_parts,
@@ -28,7 +27,8 @@ from placer.files import (
     replacing_parts,
     write_text,
 )
-from placer.folders import HiddenFolder, exchange
+from placer.files.folders import HiddenFolder, exchange
+from placer.files.locks import locked_folder, one_run
 
 STARTS = "import sys, time\nfrom pathlib import Path\n"
 
@@ -132,7 +132,7 @@ def test_the_longest_name_can_be_written(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_goes_with_the_next_file(tmp_path: Path) -> None:
     code = """
-from placer.files import replacing
+from placer.files.atomic import replacing
 with replacing(Path(sys.argv[1])):
     print(1, flush=True)
     time.sleep(60)
@@ -149,7 +149,7 @@ with replacing(Path(sys.argv[1])):
 
 def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
     code = """
-from placer.file_locks import one_run
+from placer.files.locks import one_run
 with one_run(Path(sys.argv[1])):
     print(1, flush=True)
     time.sleep(60)

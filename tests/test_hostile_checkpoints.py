@@ -18,15 +18,15 @@ from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 
 from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
-from placer.storage.checkpoint import load_model, save_model
-from placer.storage.checkpoint.dcp_reader import read_metadata
-from placer.torch_files import (
+from placer.files.torch_files import (
     OtherContentError,
     PickleError,
     TensorFileError,
     read_pickle,
     read_tensors,
 )
+from placer.storage.checkpoint import load_model, save_model
+from placer.storage.checkpoint.dcp_reader import read_metadata
 
 sys.path.append(str(Path(__file__).resolve().parent / "executor"))
 from checkpoint_ranks_cases import small_blocks

@@ -12,9 +12,9 @@ import torch
 from placer import Constraints, Plan, Profile, Topology
 from placer.config_file import MOST_BYTES, MOST_DEPTH
 from placer.errors import PlacerError, PlanError, TopologyError
-from placer.files import sha256_file
+from placer.files.atomic import sha256_file
+from placer.files.reading import LimitError, read_json, read_limited
 from placer.measurement.machine import Dataset
-from placer.read_files import LimitError, read_json, read_limited
 from placer.storage.checkpoint.dcp_reader import Block, _Files, read_metadata
 from placer.storage.manifest import read_manifest
 from placer.training.growing import _ids_of
@@ -166,7 +166,7 @@ def test_more_bytes_or_values_than_are_read(
     with pytest.raises(LimitError, match=r"it has 390 bytes, and at most 389 are read"):
         read_limited(path, 389)
     assert read_json(path, 390) == list(range(100))
-    monkeypatch.setattr("placer.read_files.MOST_VALUES", 99)
+    monkeypatch.setattr("placer.files.reading.MOST_VALUES", 99)
     with pytest.raises(LimitError, match=r"about 100 values, and at most 99"):
         read_json(path)
 

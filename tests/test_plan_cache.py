@@ -33,7 +33,7 @@ from placer import (
     Topology,
 )
 from placer.dense import DenseLayers
-from placer.files import sealed
+from placer.files.atomic import sealed
 from placer.profile.locality import WindowCounts
 from placer.profile.table_profile import RowCounts
 from solvers import CachedSolver, Limits, PlanCache, SolveResult, solve, solver

@@ -11,7 +11,7 @@ from problem_cases import zipf_table
 from safetensors.numpy import save_file
 
 from placer import Plan
-from placer.files import sha256_file
+from placer.files.atomic import sha256_file
 from placer.plan.file import json_schema
 from placer.plan.memory import (
     ENTRY_BYTES_PASSING,

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 import placer
 from placer import Feature, Plan, Table
 from placer.errors import PlanError
-from placer.files import sha256_file
+from placer.files.atomic import sha256_file
 from placer.plan.fields import RowOrder
 from placer.plan.file import json_schema, seal
 from placer.plan.verify import violations

@@ -159,7 +159,7 @@ def test_damage_is_told(saved: Path) -> None:
 
 
 def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
-    from placer.files import sealed
+    from placer.files.atomic import sealed
 
     def rewrite(**changes: object) -> None:
         document = json.loads((saved / "profile.json").read_text()) | changes

@@ -31,7 +31,7 @@ from placer.errors import (
     ProfileError,
 )
 from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, make_embeddings
-from placer.files import HashedFile
+from placer.files.atomic import HashedFile
 from placer.plan.origin import profile_of
 from placer.plan.verify import violations
 from placer.profile.from_counts import profile_counts

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fast_and_full import examples, fewer, mostly_slow
 from hypothesis import given
+from placer.constraints.rules import TableRule
 from plan_cases import enlarged, machine, sized
 from problem_cases import (
     counted_table,
@@ -25,7 +26,6 @@ from problem_cases import (
 from cost_models import Roofline, ShardingOption
 from placer import Plan, Problem, TableProfile, Topology
 from placer.constraints.constraints import Constraints
-from placer.constraints.rules import TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
 from placer.growing import Growing

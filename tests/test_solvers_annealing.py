@@ -23,14 +23,13 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
-from solvers.search.annealing import AnnealingParams, anneal, compiled, prepare, runs, search
+from solvers.search.annealing import AnnealingParams, anneal, prepare, runs, search, state
 from solvers.search.annealing import problem as arrays_of_problems
-from solvers.search.annealing.compiled import is_compiled
 from solvers.search.annealing.moves import other_gpu, run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import drive_s, weigh_phases
 from solvers.search.annealing.resharding import find_candidates, first_with_arena, unit_back
-from solvers.search.annealing.state import NOBODY, Rules, State
+from solvers.search.annealing.state import NOBODY, Rules, State, is_compiled
 from solvers.search.construction import construct
 
 
@@ -298,10 +297,10 @@ def test_code_that_is_kept_of_another_version_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
-    monkeypatch.setattr(compiled, "__file__", str(tmp_path / "compiled.py"))
+    monkeypatch.setattr(state, "__file__", str(tmp_path / "compiled.py"))
     path, beside = tmp_path / "one.py", tmp_path / "two.py"
     path.write_text(
-        "from solvers.search.annealing.compiled import compiled\n"
+        "from solvers.search.annealing.state import compiled\n"
         "@compiled\n"
         "def one(x):\n"
         "    return x + 1\n"

@@ -22,7 +22,7 @@ from cost_models.arenas import (
 from cost_models.base import Cold
 from placer import Problem, Topology
 from placer.constraints.constraints import Constraints
-from placer.constraints.rules import TableRule
+from placer.constraints.file import TableRule
 from placer.measurement import random_cases
 from solvers import Limits, solve
 from solvers.bounds.lagrangian import lagrangian_bound

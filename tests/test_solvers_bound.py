@@ -25,7 +25,7 @@ from problem_cases import (
 from cost_models import CostCurve, Roofline, ShardingOption
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, TableProfile
 from placer.constraints.constraints import Constraints
-from placer.constraints.rules import TableRule
+from placer.constraints.file import TableRule
 from placer.constraints.unmet import unmet
 from placer.dense import MeasuredDense
 from placer.plan.fields import PIPELINES

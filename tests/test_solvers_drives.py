@@ -17,7 +17,7 @@ from cost_models import ColdHome, Roofline, ShardingOption, TableShard, drawn_st
 from cost_models.base import ANY_SHARE
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, TableProfile, Topology
 from placer.constraints.constraints import Constraints
-from placer.constraints.rules import TableRule
+from placer.constraints.file import TableRule
 from placer.errors import PlanError, ProblemError
 from placer.plan.diff import diff
 from placer.plan.memory import device_memory, record_bytes

@@ -13,8 +13,8 @@ from training_cases import QUICK, Placement, assert_same_tensors, losses_of, pla
 
 from placer import Plan
 from placer.errors import CheckpointError, PlacerError
-from placer.file_locks import take_lock
-from placer.files import sha256_json
+from placer.files.atomic import sha256_json
+from placer.files.locks import take_lock
 from placer.training.checkpoint import (
     Checkpoint,
     Position,

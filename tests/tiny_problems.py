@@ -10,7 +10,7 @@ from problem_cases import problem_of
 
 from cost_models import Roofline
 from placer import AccessCdf, Constraints, Feature, Problem, Table, TableProfile, TableRule
-from placer.constraints.rules import Kind
+from placer.constraints.file import Kind
 from placer.errors import ProblemError
 from placer.plan.fields import PIPELINES
 from placer.profile.table_profile import RowCounts

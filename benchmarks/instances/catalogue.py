@@ -13,7 +13,7 @@ from typing import Any
 
 from expand import CATALOGUE, FORMAT, VERSION, Recipe, document, machine_of
 
-from placer.files import write_text
+from placer.files.atomic import write_text
 
 STEP_SAMPLES = 65_536
 """Samples of a step on all GPUs together, where nothing else is published."""

@@ -31,7 +31,7 @@ from placer import (
     TableRule,
     Topology,
 )
-from placer.files import write_bytes, write_text
+from placer.files.atomic import write_bytes, write_text
 from placer.topology.devices import Gpu, Host, Link
 
 HERE = Path(__file__).resolve().parent

@@ -10,7 +10,7 @@ import plans
 from check import check
 from expand import HERE, Recipe, catalogue, document_of
 
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.units import format_seconds
 
 PAGE, BEST_KNOWN = HERE / "LEADERBOARD.md", HERE / "best_known.json"

@@ -15,7 +15,7 @@ from check import load
 from expand import HERE
 
 from placer import Plan, Problem, Shard
-from placer.files import write_bytes, write_text
+from placer.files.atomic import write_bytes, write_text
 from placer.plan.fields import Provenance, SolverRecord
 from placer.plan.memory import with_buffers
 

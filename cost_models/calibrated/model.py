@@ -32,11 +32,11 @@ from cost_models.step_equation.phases import (
 )
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.errors import PlacerError
-from placer.files import SEAL, sealed, write_text
+from placer.files.atomic import SEAL, sealed, write_text
+from placer.files.reading import LimitError, read_json
 from placer.plan.fields import Pipeline
 from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.read_files import LimitError, read_json
 from placer.tables import OPTIMIZERS, Table
 
 FORMAT = "placer-calibration"

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
 
-from placer.constraints.rules import TableRule
+from placer.constraints.file import TableRule
 from placer.errors import ProblemError
 from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from placer.constraints.constraints import Constraints
-from placer.constraints.rules import KINDS, Kind, TableRule
+from placer.constraints.file import KINDS, Kind, TableRule
 from placer.plan.fields import Shard
 from placer.plan.plan import Plan
 from placer.plan.verify import Violation

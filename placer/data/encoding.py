@@ -12,7 +12,7 @@ import numpy.typing as npt
 from placer.data.layout import NULLS, Layout, MappingKind, Missing, NamedColumns
 from placer.data.log import Keys
 from placer.errors import DataError
-from placer.files import sha256_json
+from placer.files.atomic import sha256_json
 
 Rows = npt.NDArray[np.int64]
 

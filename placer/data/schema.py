@@ -13,8 +13,7 @@ from typing import Any, get_args
 
 from pydantic import Field, model_validator
 
-from placer.config_file import StrictModel, read_file
-from placer.data.encoded import EncodedLog
+from placer.config_file import StrictModel, read_file, toml_value
 from placer.data.files.stores import AnyPath, shown
 from placer.data.layout import (
     NULLS,
@@ -27,11 +26,10 @@ from placer.data.layout import (
     NamedColumns,
     Role,
 )
-from placer.data.reader import open_log, open_source
+from placer.data.reader import EncodedLog, open_log, open_source
 from placer.data.source import Progress, Source
-from placer.default_options import toml_value
 from placer.errors import DataError
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.tables import MOST_DIM, MOST_ROWS, Pooling
 from placer.units import listed
 

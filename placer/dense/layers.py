@@ -1,9 +1,16 @@
-"""Describe a model's dense part: by the sizes of its layers, or by its measured time."""
+"""Describe a model's dense part by its layers' sizes or its measured time; read its files.
+
+docs/dense.md describes the fields of these YAML, TOML and JSON files.
+"""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
+from pydantic import Field
+
+from placer.config_file import StrictModel, read_file
 from placer.errors import ProblemError
+from placer.files.atomic import StrPath
 
 Interaction = Literal["dot", "cross", "concat"]
 """How the pooled embeddings and the bottom MLP's output are combined:
@@ -112,3 +119,42 @@ class MeasuredDense:
 
 
 Dense = DenseLayers | MeasuredDense
+
+
+Width = Annotated[int, Field(ge=1)]
+
+
+class DenseEntry(StrictModel):
+    """Dense layers, in a file of their own or in a plan."""
+
+    top: list[Width] = Field(strict=False, min_length=1)
+    bottom: list[Width] = Field([], strict=False)
+    dense_features: int = Field(0, ge=0)
+    interaction: Interaction = "dot"
+    cross_layers: int = Field(0, ge=0)
+    cross_rank: int = Field(0, ge=0)
+    concat_stride: int = Field(1, ge=1)
+    math: DenseMath = "float32"
+    optimizer: DenseOptimizer = "sgd"
+    flops_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+    def layers(self) -> DenseLayers:
+        """Return the layers that the fields describe."""
+        return DenseLayers(
+            **self.model_dump(exclude={"top", "bottom"}),
+            top=tuple(self.top),
+            bottom=tuple(self.bottom),
+        )
+
+
+def read(path: StrPath) -> DenseLayers:
+    """Read dense layers from a file.
+
+    Raises ProblemError if the file cannot be read (see `placer.config_file.read_file`) or the
+    layers are impossible.
+    """
+    entry = read_file(path, DenseEntry, "dense", ProblemError)
+    try:
+        return entry.layers()
+    except ProblemError as error:
+        raise ProblemError(f"{path}: {error}") from error

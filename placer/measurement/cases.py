@@ -11,8 +11,8 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from placer.errors import DataError, PlacerError
+from placer.executor import MOST_THREADS
 from placer.executor.backends import make_backend, usable_device
-from placer.executor.names import MOST_THREADS
 from placer.plan.fields import Lookup, Memory, Shard
 from placer.plan.memory import with_buffers
 from placer.plan.plan import Plan

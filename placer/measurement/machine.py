@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import DataError, PlacerError
-from placer.files import write_text
+from placer.files.atomic import write_text
+from placer.files.reading import open_file
 from placer.measurement.cases import QUICK, Case, Effort, Measured, Setting, random_cases, resolved
 from placer.measurement.measure import Measurer
-from placer.read_files import open_file
 
 FORMAT = "placer-measurements"
 VERSION = 1

@@ -19,9 +19,9 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as serialize
 
 from placer.dense import Dense, DenseLayers, MeasuredDense
-from placer.dense.file import DenseEntry
+from placer.dense.layers import DenseEntry
 from placer.errors import PlacerError, PlanError
-from placer.files import (
+from placer.files.atomic import (
     SEAL,
     StrPath,
     is_name,
@@ -32,9 +32,9 @@ from placer.files import (
     write_bytes,
     write_text,
 )
+from placer.files.reading import LimitError, read_json
 from placer.growing.options import Growing
 from placer.plan.fields import SCHEMA_VERSION, Pipeline, Provenance, RowOrder, Shard, SolverRecord
-from placer.read_files import LimitError, read_json
 from placer.tables import ColdDType, Count, DType, Table
 from placer.topology.devices import Drive, Gpu, Host, Link, Rate
 from placer.topology.topology import Topology
@@ -93,7 +93,7 @@ class PlanModel(_Strict):
     growing: dict[str, Growing] = Field({}, description="tables without a vocabulary")
     solver: SolverRecord
     provenance: Provenance
-    sha256: str = Field("", description="of all other keys, as `placer.files` has it")
+    sha256: str = Field("", description="of all other keys, as `placer.files.atomic` has it")
 
 
 def json_schema() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from placer.units import listed
 from placer.workloads import named_workload
 
 if TYPE_CHECKING:
-    from placer.data.encoded import EncodedLog
+    from placer.data.reader import EncodedLog
 
 
 def profile_of(

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from placer.data.encoding import Encoding
 from placer.data.log import Keys
 from placer.errors import PlacerError, ProfileError
-from placer.files import (
+from placer.files.atomic import (
     SEAL,
     StrPath,
     is_name,
@@ -38,11 +38,11 @@ from placer.files import (
     write_bytes,
     write_text,
 )
+from placer.files.reading import LimitError, read_json, read_limited
 from placer.growing.working_set import HitRate
 from placer.profile.cdf import AccessCdf
 from placer.profile.locality import WindowCounts
 from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
-from placer.read_files import LimitError, read_json, read_limited
 from placer.tables import DType, Feature, OptimizerName, Table
 
 if TYPE_CHECKING:

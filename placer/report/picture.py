@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import BackendError, PlacerError
-from placer.files import replacing
+from placer.files.atomic import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

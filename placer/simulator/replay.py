@@ -17,9 +17,9 @@ import torch
 
 from placer.data.log import Bags, Chunk
 from placer.errors import PlacerError, PlanMismatchError
+from placer.executor import Policy
 from placer.executor.memory.layout import SlotRange
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.names import Policy
 from placer.growing import KeyCounts, KeyMap
 from placer.growing.hashes import parts_of
 from placer.growing.options import OPEN_OVER_RANKS

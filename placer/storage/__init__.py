@@ -2,5 +2,5 @@
 
 `placer.storage.checkpoint` saves whole models. `placer.storage.table_files` writes the tables of a
 checkpoint for servers and other tools, and `placer.storage.serving` reads them. All write through
-`placer.files`.
+`placer.files.atomic`.
 """

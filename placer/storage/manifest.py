@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from placer.data.files.opening import FileIdentity
 from placer.errors import CheckpointError
-from placer.files import SEAL, FileRecord, HashedFile, sealed, sha256_file
+from placer.files.atomic import SEAL, FileRecord, HashedFile, sealed, sha256_file
+from placer.files.reading import LimitError, read_json
 from placer.growing.options import Growing
-from placer.read_files import LimitError, read_json
 from placer.tables import Table
 
 if TYPE_CHECKING:

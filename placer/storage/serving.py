@@ -12,7 +12,7 @@ from placer.errors import CheckpointError, PlanMismatchError
 from placer.executor import BagBatch, HitRates, PlacedEmbeddings
 from placer.executor.id_order import TableTensor
 from placer.executor.tensor_names import check_shapes
-from placer.files import StrPath
+from placer.files.atomic import StrPath
 from placer.growing import KeyMap
 from placer.plan.plan import Plan
 from placer.storage.checkpoint.dcp_reader import read_tensors

@@ -9,7 +9,7 @@ from torch import Tensor
 from placer.errors import CheckpointError
 from placer.executor.id_order import tensors_of
 from placer.executor.tensor_names import UPDATES, check_shapes, state_shapes
-from placer.files import StrPath, replacing
+from placer.files.atomic import StrPath, replacing
 from placer.growing.key_map import KeyMap, load_table
 from placer.growing.options import Growing
 from placer.plan.plan import Int, Plan

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from placer.errors import CheckpointError
-from placer.files import HashedFile
-from placer.read_files import open_file
+from placer.files.atomic import HashedFile
+from placer.files.reading import open_file
 
 NAMES = {
     torch.float64: "F64",

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from placer.adapters.pytorch import AppliedPlan, applied_plan
 from placer.errors import CheckpointError
-from placer.files import StrPath
+from placer.files.atomic import StrPath
 from placer.storage.checkpoint import load_tables, save_tables
 
 KEY = "placer"

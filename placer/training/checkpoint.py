@@ -24,9 +24,9 @@ from typing import Any
 
 from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
-from placer.file_locks import is_locked
-from placer.files import FileRecord, StrPath, is_name
-from placer.folders import HiddenFolder
+from placer.files.atomic import FileRecord, StrPath, is_name
+from placer.files.folders import HiddenFolder
+from placer.files.locks import is_locked
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.table_blocks import Name, SavedTables

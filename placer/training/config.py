@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from placer.errors import PlacerError
-from placer.executor.names import MOST_THREADS, Policy
-from placer.files import StrPath
+from placer.executor import MOST_THREADS, Policy
+from placer.files.atomic import StrPath
 from placer.knobs import check_knobs, knob
 
 Activation = Literal["relu", "gelu"]

@@ -11,11 +11,11 @@ from placer.data.encoding import Encoding, Hash, Vocabulary
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.id_order import rows_from, tensors_of
 from placer.executor.tensor_names import UPDATES
+from placer.files.reading import open_file
 from placer.growing.key_map import KeyMap, Resized
 from placer.plan.origin import profile_of
 from placer.plan.plan import Int, Plan
 from placer.plan.verify import verify
-from placer.read_files import open_file
 from placer.storage.manifest import (
     KEYS,
     STATES,

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError, PlacerError
-from placer.files import StrPath, replacing
-from placer.read_files import open_file
+from placer.files.atomic import StrPath, replacing
+from placer.files.reading import open_file
 
 
 def auc(scores: npt.ArrayLike, labels: npt.ArrayLike) -> float | None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from placer.data.encoded import EncodedLog
 from placer.data.log import Log
+from placer.data.reader import EncodedLog
 from placer.errors import PlacerError
 from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.executor.distributed import ShardedEmbeddings

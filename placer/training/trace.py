@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from placer.errors import PlacerError
 from placer.executor.streams import PHASE_PREFIX, Phase
-from placer.files import replacing, temporary_beside
+from placer.files.atomic import replacing, temporary_beside
 from placer.training.config import TraceRequest
 
 READ = "read"

@@ -71,7 +71,7 @@ def dense_part(text: str, workload: str | None = None, dim: int | None = None) -
         known: Any = math or layers.math
         return replace(layers, math=known)
     if Path(text).suffix.lower() in SUFFIXES:
-        from placer.dense.file import read  # Imported late: pydantic loads slowly.
+        from placer.dense.layers import read  # Imported late: pydantic loads slowly.
 
         return read(text)
     raise ProblemError(

@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 from placer.data.vocabulary import mixed_bits
 from placer.errors import DataError
-from placer.files import replacing
+from placer.files.atomic import replacing
 from placer.profile.cdf import ZipfMandelbrot
 
 SyntheticFormat = Literal["criteo", "parquet"]

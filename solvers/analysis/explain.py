@@ -13,7 +13,7 @@ import numpy as np
 
 from cost_models import CostCurve, CostModel
 from placer.constraints.constraints import Constraints
-from placer.constraints.rules import TableRule
+from placer.constraints.file import TableRule
 from placer.errors import PlacerError
 from placer.plan.memory import home_of
 from placer.plan.plan import Plan

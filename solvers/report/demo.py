@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from cost_models import cost_model
-from placer.data.encoded import EncodedLog
 from placer.data.files.stores import shown
 from placer.data.options import LogOptions
+from placer.data.reader import EncodedLog
 from placer.errors import BackendError
 from placer.plan.memory import exchange_buffer_bytes, index_buffer_bytes
 from placer.plan.plan import Plan

@@ -13,7 +13,7 @@ from unittest import mock
 
 from disk import Disk
 
-import placer.folders
+from placer.files import folders
 
 Fate = Literal["error", "full", "short", "killed", "torn"]
 """What becomes of a call: an error of the device, a full disk, fewer bytes written than given, the
@@ -67,7 +67,7 @@ class FileCalls:
             self._patch(stack, os, "pwrite", self._pwrite(os.pwrite))
             self._patch(stack, os, "ftruncate", self._ftruncate(os.ftruncate))
             self._patch(stack, os, "chmod", self._other("chmod", os.chmod))
-            self._patch(stack, placer.folders, "exchange", self._exchange(placer.folders.exchange))
+            self._patch(stack, folders, "exchange", self._exchange(folders.exchange))
             opened = self._opened(io.open)
             self._patch(stack, io, "open", opened)
             self._patch(stack, builtins, "open", opened)

@@ -21,7 +21,7 @@ from training_cases import QUICK, plan_for, small_log
 from write_paths import WRITE_PATHS, WritePath
 
 from placer.errors import PlacerError
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.training import checkpoint
 from placer.training.checkpoint import exist
 from placer.training.config import CheckpointPolicy

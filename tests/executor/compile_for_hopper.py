@@ -21,6 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from placer.errors import BackendError
+from placer.executor import Policy
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import key_kernels
 from placer.executor.backends.triton.triton_backend import TritonBackend
@@ -29,7 +30,6 @@ from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.layout import ArenaKey, ArenaSpec, SlotRange
 from placer.executor.memory.row_cache import Moves, RowCache
-from placer.executor.names import Policy
 from placer.executor.optimizers import Rule
 from placer.tables import OPTIMIZER_STATE, OptimizerName
 

@@ -18,10 +18,10 @@ from option_cases import change_line, read_line, write_inputs
 from cli import main
 from cost_models.calibrated.model import Calibration
 from placer import Plan, Topology
+from placer.config_file import Key, default_options
 from placer.data import open_log
 from placer.data.schema import Schema
-from placer.default_options import Key, default_options
-from placer.dense.file import read as read_dense
+from placer.dense.layers import read as read_dense
 from placer.errors import PlacerError
 from placer.plan.verify import violations
 from placer.profile.count import profile_log

@@ -22,7 +22,7 @@ import torch
 import yaml
 from safetensors import numpy as tensors_of
 
-from placer.files import sha256_file, sha256_json
+from placer.files.atomic import sha256_file, sha256_json
 
 NUMBERS = (
     -1, 0, 1, 2, 0.5, -0.0, 1 << 31, (1 << 53) + 1, 1 << 63, -(1 << 63), 1 << 64, 10**39,

@@ -23,7 +23,7 @@ from placer import (
 )
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
-from placer.files import sealed
+from placer.files.atomic import sealed
 from placer.topology.kinds import CPU_SERVER, GPU_KINDS, HOST_KINDS, LIST_PRICES, NAMED
 from solvers import solve
 

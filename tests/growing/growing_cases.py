@@ -8,8 +8,8 @@ from training_cases import QUICK, plan_for
 
 from placer import Plan
 from placer.data import open_log
-from placer.data.encoded import EncodedLog
 from placer.data.encoding import RawKeys
+from placer.data.reader import EncodedLog
 from placer.growing import Growing
 
 HOW = Growing(60, admission=2, ttl=3)

@@ -11,8 +11,8 @@ from plan_cases import machine
 from cost_models import Roofline, log_stream, simulate
 from placer import Problem
 from placer.data import open_log
-from placer.data.encoded import EncodedLog
 from placer.data.log import Chunk
+from placer.data.reader import EncodedLog
 from placer.executor import BagBatch, make_embeddings
 from placer.growing import Growing, KeyMap, working_sets
 from placer.growing.working_set import BETWEEN, SHARES

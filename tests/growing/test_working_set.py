@@ -13,7 +13,7 @@ import pytest
 from cli_cases import Workbench, invoke
 
 from placer.data import open_log
-from placer.data.encoded import EncodedLog
+from placer.data.reader import EncodedLog
 from placer.errors import DataError
 from placer.growing import Growing, KeyMap, working_sets
 from placer.growing.options import KeyCounts

@@ -34,8 +34,8 @@ from placer.errors import PlacerError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.serving import Served
-from placer.files import HashedFile
-from placer.folders import HiddenFolder
+from placer.files.atomic import HashedFile
+from placer.files.folders import HiddenFolder
 from placer.training import checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from placer.executor import BagBatch
-from placer.executor.distributed.channels import Survey
+from placer.executor.distributed.channels import Survey, spans
 from placer.executor.distributed.collectives import Kind
 from placer.executor.distributed.division import Target
 from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.row_sums import RowTotals
 from placer.executor.distributed.serving import Serve, Served, combine
-from placer.executor.distributed.sharded_batch import spans
-from placer.executor.distributed.sharded_keys import ShardedKeys
+from placer.executor.distributed.table_routes import ShardedKeys
 from placer.executor.lookups.batch_reads import FeatureRead, feature_reads
 from placer.plan.plan import Plan, Ranks
 

@@ -16,11 +16,11 @@ from placer.adapters.pytorch.shared_tables import SharedTables, unwatch
 from placer.adapters.pytorch.stand_in import PlacedEmbedding, PlacedEmbeddingBag, StandIn
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import PlanMismatchError
+from placer.executor import Policy
 from placer.executor.lookups.batch_reads import read_by_one
 from placer.executor.memory.layout import check_plan
-from placer.executor.names import Policy
 from placer.executor.optimizers import DEFAULTS, Rounding
-from placer.files import StrPath
+from placer.files.atomic import StrPath
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName

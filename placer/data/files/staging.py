@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from placer.data.files.stores import StagedPath, local_path, reported, scheme_of, shown, store_of
 from placer.errors import PlacerError
-from placer.read_files import MOST_JSON_BYTES
+from placer.files.reading import MOST_JSON_BYTES
 
 _PROFILE = "profile.json"
 _PART = re.compile(

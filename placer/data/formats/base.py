@@ -18,8 +18,8 @@ from placer.data.formats.columns import (
     with_fields,
     written_as_text,
 )
-from placer.data.formats.inference import PARTITION, infer_columns
 from placer.data.formats.values import raw_batch
+from placer.data.inference import PARTITION, infer_columns
 from placer.data.keys import list_offsets
 from placer.data.layout import IdType, Layout, NamedColumns
 from placer.data.source import Place, RawBatch, Source, Span

@@ -2,8 +2,8 @@
 
 `lengths` has shape (tables, samples); bag b of table t holds
 ``indices[offsets[t * samples + b]:offsets[t * samples + b + 1]]``. ``torch.save`` wrote the files,
-plain or compressed. They hold pickles, from which only tensors are read (`placer.torch_files`): a
-file that would run code is refused.
+plain or compressed. They hold pickles, from which only tensors are read
+(`placer.files.torch_files`): a file that would run code is refused.
 """
 
 import tempfile
@@ -22,7 +22,7 @@ from placer.data.keys import offsets_of
 from placer.data.layout import Columns
 from placer.data.source import Place, RawBags, RawBatch, Source, Span
 from placer.errors import DataError
-from placer.torch_files import OtherContentError, TensorFileError, read_tensors
+from placer.files.torch_files import OtherContentError, TensorFileError, read_tensors
 
 MOST_UNPACKED = 200
 """Unpack a compressed log to at most this multiple of its size, plus `_FREE_BYTES`."""

@@ -5,8 +5,8 @@ import importlib.util
 import torch
 
 from placer.errors import BackendError, PlacerError
+from placer.executor import BACKENDS, Policy
 from placer.executor.backends.backend import Backend
-from placer.executor.names import BACKENDS, Policy
 
 __all__ = ["BACKENDS", "make_backend", "usable_device"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from placer.executor import Policy
 from placer.executor.backends.host_pooling import HostPooling, exchange_records, note_in_place
 from placer.executor.backends.torch_kernels import (
     RowReads,
@@ -29,7 +30,6 @@ from placer.executor.lookups.steps import ArenaStep, Moved, Runs, Ticket, Window
 from placer.executor.memory.arena import Arena, allocate
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import Moves, RowCache
-from placer.executor.names import Policy
 from placer.executor.optimizers import Rule
 from placer.executor.streams import phase, recorded
 from placer.growing import Growing

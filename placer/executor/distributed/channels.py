@@ -1,12 +1,17 @@
-"""Compute what all ranks know of a plan: each rank's part, and who sends which lookups to whom."""
+"""Compute what all ranks know of a plan: each rank's part, and who sends which lookups to whom.
+
+`ShardedBatch` is a batch that they have exchanged.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from placer.executor.distributed.division import (
     RowSlice,
@@ -17,7 +22,10 @@ from placer.executor.distributed.division import (
     servers_of,
 )
 from placer.executor.distributed.table_routes import TableRoutes, table_routes
-from placer.executor.lookups.batch_reads import FeatureRead
+from placer.executor.growing_keys import KeyStep
+from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import Bags, FeatureRead
+from placer.executor.lookups.steps import PreparedBatch
 from placer.plan.fields import RowOrder, Shard
 from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Pooling, Table
@@ -276,3 +284,64 @@ class Survey:
         return local_plan(
             self.plan, unit.targets, features, self.shards, self.optimizers, gpus
         ).plan
+
+
+if TYPE_CHECKING:
+    from placer.executor.distributed.table_ranks import NumberedBatch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnitStep:
+    """The lookups of all source ranks in one unit."""
+
+    # The lookups of all sources' samples, channel by channel; None if only `prefetch` needed ids.
+    batch: BagBatch | None
+    weights: Tensor | None  # Of the batch's lookups, if any rank has weights.
+    prepared: PreparedBatch | None  # The result of `prefetch`, if it was called.
+    # Position of each lookup among the received lookups, int32; None if the order is the same, or
+    # if no rank needs gradients of weights.
+    source: Tensor | None
+    bounds: tuple[int, ...]  # Lookups of channel c are ``bounds[c]..bounds[c + 1]``.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardedBatch:
+    """A batch whose lookups have been sent to the ranks that hold their rows.
+
+    `ShardedEmbeddings.prefetch` makes it for one forward pass.
+    """
+
+    bags: Bags  # The bags of this rank's own samples.
+    weight_gradients: bool  # Whether any rank needs gradients of weights.
+    # By feature and column slice: the feature's lookups sorted by target, int32; None with one
+    # target, or if targets send sums.
+    routes: tuple[tuple[Tensor | None, ...], ...]
+    sent_rows: tuple[int, ...]  # Rows returned by each channel of `Channels.sent`.
+    # Rows that each channel of `Channels.served` returns to each rank, shape (world, served).
+    served_rows: npt.NDArray[np.int64]
+    # Lookups sent to and received from each rank.
+    sent_lookups: tuple[int, ...]
+    served_lookups: tuple[int, ...]
+    # Position in the batch of each lookup sent, in the order of sending. Empty if no rank needs
+    # gradients of weights.
+    lookups: Tensor
+    units: tuple[UnitStep, ...]
+    key_step: KeyStep | None  # The step of growing tables in which keys got rows.
+    number: "NumberedBatch | None" = None  # The batch's number for servers.
+
+
+def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> Tensor:
+    """Return ``starts[i]..starts[i] + sizes[i]`` for every i, concatenated; int32.
+
+    It is a running sum of ones, with jumps where spans start, to need one array of this length.
+
+    >>> spans([5, 0], [2, 3], torch.device("cpu")).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    first, size = (np.append(0, part).astype(np.int64) for part in (starts, sizes))
+    jumps = torch.from_numpy(first[1:] - (first + size)[:-1]).int().to(device)
+    places = torch.from_numpy(size.cumsum()[:-1]).to(device)
+    counted = torch.ones(int(size.sum()) + 1, dtype=torch.int32, device=device)
+    counted[:1] = 0
+    counted.index_add_(0, places, jumps)
+    return counted.cumsum_(0)[:-1]

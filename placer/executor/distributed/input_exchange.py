@@ -11,11 +11,17 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlacerError
-from placer.executor.distributed.channels import Channels, Survey, Unit
+from placer.executor.distributed.channels import (
+    Channels,
+    ShardedBatch,
+    Survey,
+    Unit,
+    UnitStep,
+    spans,
+)
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep, spans
-from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import NumberedBatch
+from placer.executor.distributed.table_routes import ShardedKeys
 from placer.executor.growing_keys import KeyStep
 from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch

@@ -15,10 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.channels import Channel, Unit
+from placer.executor.distributed.channels import Channel, Unit, UnitStep, spans
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.division import Target
-from placer.executor.distributed.sharded_batch import UnitStep, spans
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
 from placer.executor.optimizers import row_sums, runs

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlacerError
+from placer.executor.distributed.channels import ShardedBatch
 from placer.executor.distributed.input_exchange import SentBatch
-from placer.executor.distributed.sharded_batch import ShardedBatch
 from placer.executor.distributed.sharded_embeddings import ShardedEmbeddings
 from placer.executor.distributed.table_ranks import Command, TableRanks
 from placer.executor.id_order import IdRange

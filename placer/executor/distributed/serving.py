@@ -14,12 +14,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from placer.executor.distributed.channels import Channels, Survey, channels_of
+from placer.executor.distributed.channels import (
+    Channels,
+    ShardedBatch,
+    Survey,
+    UnitStep,
+    channels_of,
+)
 from placer.executor.distributed.collectives import Communicator, exchange_as
 from placer.executor.distributed.row_sums import ReplicaUpdates, RowTotals, all_reduce_rows
-from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
-from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import Command, TableRanks
+from placer.executor.distributed.table_routes import ShardedKeys
 from placer.executor.local.fused_lookup import check_pass, refuse_scaled
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.batch_reads import FeatureRead, segment_max

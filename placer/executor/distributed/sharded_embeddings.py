@@ -11,20 +11,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import PlacerError
-from placer.executor.distributed.channels import Survey
+from placer.executor.distributed.channels import ShardedBatch, Survey, UnitStep
 from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange, InputsAhead, SentBatch
 from placer.executor.distributed.row_sums import RowTotals
 from placer.executor.distributed.serving import Serve, Served, combine
-from placer.executor.distributed.sharded_batch import ShardedBatch, UnitStep
-from placer.executor.distributed.sharded_keys import ShardedKeys
 from placer.executor.distributed.table_ranks import (
     Command,
     TableRanks,
     check_all_built,
     check_same,
 )
+from placer.executor.distributed.table_routes import ShardedKeys
 from placer.executor.embeddings import Embeddings, uncompiled
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings

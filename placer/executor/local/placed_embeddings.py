@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
+from placer.executor import Policy
 from placer.executor.backends import make_backend
 from placer.executor.embeddings import Embeddings, uncompiled
 from placer.executor.id_order import LocalIdOrder
@@ -31,10 +32,9 @@ from placer.executor.lookups.batch_reads import (
 )
 from placer.executor.lookups.steps import PreparedBatch
 from placer.executor.memory.layout import has_records, lay_out
-from placer.executor.names import Policy
 from placer.executor.optimizers import Rounding, check_constants
 from placer.executor.streams import indexed, recorded
-from placer.files import StrPath
+from placer.files.atomic import StrPath
 from placer.growing import Growing
 from placer.plan.plan import Plan
 from placer.tables import OptimizerName

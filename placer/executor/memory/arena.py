@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from placer.executor import Policy
 from placer.executor.cold_store import (
     ColdStore,
     HostRecords,
@@ -31,7 +32,6 @@ from placer.executor.drive import DriveRecords
 from placer.executor.memory.host_memory import host_rows
 from placer.executor.memory.layout import ArenaKey, ArenaSpec
 from placer.executor.memory.row_cache import RowCache
-from placer.executor.names import Policy
 from placer.tables import OPTIMIZER_STATE, ColdDType, OptimizerName, Table
 
 TORCH_DTYPES: dict[str, torch.dtype] = {

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from placer.errors import PlanMismatchError
+from placer.executor import Policy
 from placer.executor.memory.layout import SlotRange, warm_slots
-from placer.executor.names import Policy
 
 
 @dataclass(frozen=True, slots=True, eq=False)

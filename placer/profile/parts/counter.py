@@ -14,11 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from placer.data.encoded import rows_of
 from placer.data.encoding import Encoding, Hash, Identity, IdMapping, Vocabulary
 from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
 from placer.data.layout import NULLS, Columns, Layout, MappingKind, Missing, NamedColumns
 from placer.data.log import Bags
+from placer.data.reader import rows_of
 from placer.data.source import samples_of
 from placer.data.vocabulary import (
     MAX_INFERRED_ROWS,

@@ -1,8 +1,8 @@
 """Read tensors of a `torch.distributed.checkpoint` folder, a number of rows at a time.
 
-The folder is not trusted. Its ``.metadata`` is a pickle. `placer.torch_files` reads it as plain
-values, and this checks that they have the form of such metadata. No class that the pickle names is
-looked up, and none of its code is run.
+The folder is not trusted. Its ``.metadata`` is a pickle. `placer.files.torch_files` reads it as
+plain values, and this checks that they have the form of such metadata. No class that the pickle
+names is looked up, and none of its code is run.
 """
 
 import io
@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from placer.errors import CheckpointError
-from placer.files import is_name
-from placer.read_files import open_file
-from placer.storage.tensor_rows import TensorRows
-from placer.torch_files import (
+from placer.files.atomic import is_name
+from placer.files.reading import open_file
+from placer.files.torch_files import (
     ELEMENT_BYTES,
     MOST_BYTES,
     Global,
@@ -33,7 +32,8 @@ from placer.torch_files import (
     are_counts,
     read_pickle,
 )
-from placer.torch_files import read_tensors as read_file
+from placer.files.torch_files import read_tensors as read_file
+from placer.storage.tensor_rows import TensorRows
 
 NAME = ".metadata"
 MOST_BLOCKS = 1 << 20

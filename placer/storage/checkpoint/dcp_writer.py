@@ -31,8 +31,8 @@ from torch.distributed.checkpoint.metadata import (
 
 from placer.errors import CheckpointError
 from placer.executor.distributed.collectives import rank_lost
-from placer.files import FileRecord, HashedFile, StrPath
-from placer.folders import HiddenFolder
+from placer.files.atomic import FileRecord, HashedFile, StrPath
+from placer.files.folders import HiddenFolder
 from placer.storage.checkpoint.dcp_reader import NAME
 from placer.storage.checkpoint.table_blocks import Name, NamedTables, Round, rounds_of
 from placer.storage.tensor_rows import AnyTensor, TensorRows, block_rows, row_blocks

@@ -10,7 +10,7 @@ from placer.adapters.pytorch.applied import EPS, LR, AppliedPlan
 from placer.adapters.pytorch.stand_in import StandIn
 from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
-from placer.files import StrPath
+from placer.files.atomic import StrPath
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import save_folder
 from placer.storage.checkpoint.table_blocks import Name, SavedTables

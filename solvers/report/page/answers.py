@@ -32,7 +32,7 @@ from solvers.model.read_plan import placements_of
 from solvers.registry import solver as solver_called
 from solvers.report.compare import compare_report
 from solvers.report.explain import explain_report
-from solvers.report.page.questions import Questions
+from solvers.report.page import Questions
 from solvers.report.plan import bound_holds, plan_report
 from solvers.report.whatif import whatif_report
 from solvers.result import Limits, SolveResult

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from placer import __version__
 from placer.errors import BackendError
-from placer.files import write_text
+from placer.files.atomic import write_text
 from placer.plan.fields import Shard
 from placer.plan.memory import record_bytes
 from placer.plan.plan import Plan

@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 
-from solvers.search.annealing.compiled import compiled
 from solvers.search.annealing.state import (
     BYTES,
     FIRST_PHASE,
@@ -21,6 +20,7 @@ from solvers.search.annealing.state import (
     Model,
     Rules,
     State,
+    compiled,
 )
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from solvers.search.annealing.compiled import compiled, compiled_into
 from solvers.search.annealing.rating import (
     add,
     drop,
@@ -13,7 +12,16 @@ from solvers.search.annealing.rating import (
     rate,
     set_change,
 )
-from solvers.search.annealing.state import NOBODY, Float, Int, Model, Rules, State
+from solvers.search.annealing.state import (
+    NOBODY,
+    Float,
+    Int,
+    Model,
+    Rules,
+    State,
+    compiled,
+    compiled_into,
+)
 
 
 @compiled

@@ -9,10 +9,9 @@ import numpy as np
 
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
-from solvers.search.annealing.compiled import HAS_COMPILER
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
-from solvers.search.annealing.state import Model, Rules, State
+from solvers.search.annealing.state import HAS_COMPILER, Model, Rules, State
 
 Heat = tuple[int, float]
 """A power, `LOW_POWER` or `HIGH_POWER`, and a temperature."""

@@ -27,7 +27,6 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits, SearchState
-from solvers.search.annealing.compiled import HAS_COMPILER, is_compiled, is_loaded
 from solvers.search.annealing.moves import run_moves
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.runs import (
@@ -38,6 +37,7 @@ from solvers.search.annealing.runs import (
     Run,
     make_moves,
 )
+from solvers.search.annealing.state import HAS_COMPILER, is_compiled, is_loaded
 from solvers.search.moves import improve
 
 _HEATS: tuple[Heat, ...] = ((8, 0.3), (24, 0.03), (8, 0.03), (24, 0.003))

@@ -16,9 +16,8 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.search.branching.branches import Branches, Examined
 from solvers.search.branching.formulation import Formulation
-from solvers.search.branching.nodes import Node, Relaxed, first_groups
+from solvers.search.branching.nodes import Node, Relaxed, first_groups, rounded
 from solvers.search.branching.program import GroupProgram
-from solvers.search.branching.rounding import rounded
 from solvers.search.moves import improve
 
 _NEARLY = 1 - 1e-6

@@ -16,6 +16,7 @@ import triton
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor import Policy
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.host_pooling import note_in_place
 from placer.executor.backends.triton import cache_kernels, lookup_kernels
@@ -23,7 +24,6 @@ from placer.executor.lookups.steps import CHUNK, Moved, Runs, Ticket
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.layout import ArenaSpec
 from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, Moves, Resolution, RowCache
-from placer.executor.names import Policy
 from placer.executor.streams import phase
 
 RESIDENT_WARPS = 32

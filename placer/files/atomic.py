@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar
 
 from placer.errors import PlacerError
-from placer.file_locks import is_at, locked_folder, take_lock
-from placer.read_files import open_file
+from placer.files.locks import is_at, locked_folder, take_lock
+from placer.files.reading import open_file
 
 StrPath = str | os.PathLike[str]
 T = TypeVar("T")

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from placer.errors import PlacerError
-from placer.file_locks import is_at, take_lock
-from placer.files import make_folder, sync_folder
+from placer.files.atomic import make_folder, sync_folder
+from placer.files.locks import is_at, take_lock
 
 
 class HiddenFolder:

@@ -56,7 +56,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     ...     _ = path.write_text('{"a": 1, "a": 2}')
     ...     read_json(path)
     Traceback (most recent call last):
-    placer.read_files.LimitError: the key 'a' is there twice
+    placer.files.reading.LimitError: the key 'a' is there twice
     """
     return parse_json(read_limited(path, most_bytes))
 

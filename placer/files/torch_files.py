@@ -101,7 +101,7 @@ def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
     (1, ['a'])
     >>> read_pickle(pickle.dumps(print), admits=lambda name: False)
     Traceback (most recent call last):
-    placer.torch_files.NotAdmittedError: it wants builtins.print
+    placer.files.torch_files.NotAdmittedError: it wants builtins.print
     """
     if len(content) > MOST_BYTES:
         raise PickleError(f"it has {len(content)} bytes, and at most {MOST_BYTES} are read")
