@@ -7,6 +7,7 @@ package `placer`. `import placer` never imports these modules.
 
 import os
 import sys
+import warnings
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
@@ -31,8 +32,16 @@ if _ModulesBesidePlacer not in sys.meta_path:
     sys.meta_path.insert(0, _ModulesBesidePlacer)
 
 
+def _show_in_one_line(message: Warning | str, *_: object, **__: object) -> None:
+    """Show a warning without the line of code that it comes from."""
+    from placer.report.console import print_stderr
+
+    print_stderr(f"warning: {message}", "yellow")
+
+
 def main() -> None:
     """Run the command line of this installation."""
+    warnings.showwarning = _show_in_one_line
     try:
         # Ranks of a launcher keep the system's way, as they wait for each other outside of Python.
         if os.environ.get("WORLD_SIZE", "1") == "1":

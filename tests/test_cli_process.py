@@ -190,6 +190,13 @@ def test_a_command_that_is_ended_removes_its_temporary_files(
     assert files_of(tmp_path) == {}
 
 
+def test_a_warning_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = "import sys, warnings; sys.argv[1:] = ['--version']; import placer.__main__ as command"
+    told = "sys.exit = lambda code: warnings.warn('rows are moved'); command.main()"
+    subprocess.run([sys.executable, "-c", f"{lines}; {told}"], check=True)
+    assert capfd.readouterr().err == "warning: rows are moved\n"
+
+
 def test_signals_of_other_programs_and_of_ranks_are_not_taken() -> None:
     code = "import signal, sys, placer, placer.__main__; sys.argv[1:] = ['--version']\n{}\n"
     code += "assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL"

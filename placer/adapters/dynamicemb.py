@@ -7,10 +7,9 @@ NVIDIA/recsys-examples, corelib/dynamicemb (dynamicemb_config.py at commit 00797
 from typing import Any
 
 from placer.adapters.torchrec import document
-from placer.adapters.torchrec.sharding import row_wise_shards
+from placer.adapters.torchrec.sharding import row_wise_shards, with_even_growing
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
-from placer.plan.verify import verify
 
 _SCORES = {"lfu": "LFU", "lru": "STEP"}
 """Member of `DynamicEmbScoreStrategy` for each eviction. It decides which key loses its row."""
@@ -27,9 +26,9 @@ def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if no table grows, or
     dynamicemb cannot place a table as the plan does. The message says why.
     """
-    verify(plan)
     if not plan.growing:
         raise PlanMismatchError("no table of the plan grows; export it to torchrec")
+    plan = with_even_growing(plan, "dynamicemb")
     tables = {}
     for name, how in plan.growing.items():
         table = plan.tables_by_name[name]

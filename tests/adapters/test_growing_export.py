@@ -15,7 +15,7 @@ from plan_cases import machine
 from placer import Feature, Plan, Shard, Table
 from placer.adapters import document_for
 from placer.adapters.torchrec import document, managed_collisions, to_sharding_plan
-from placer.errors import PlanMismatchError
+from placer.errors import CapacityError, PlanMismatchError
 from placer.growing import Growing
 
 HOW = Growing(capacity=10, eviction="lru")
@@ -86,18 +86,29 @@ def _moved(plan: Plan, *shards: tuple[tuple[int, int, int], tuple[int, int], str
         ],
     ],
 )
-def test_other_placements_are_refused(trainer: str, shards: list[Any]) -> None:
-    with pytest.raises(
-        PlanMismatchError, match=r"of the 2 GPUs; make its shards' rows \[i, 11, 2\] on the i-th"
-    ):
-        document_for(trainer, _moved(_plan(), *shards))
+def test_rows_are_spread_evenly(trainer: str, shards: list[Any]) -> None:
+    with pytest.warns(UserWarning, match="item: spread evenly over 2 GPUs, as .* has growing"):
+        found = document_for(trainer, _moved(_plan(), *shards))
     told = [((i, 11, 2), (0, 4), f"gpu:{i}") for i in range(2)]
-    document_for(trainer, _moved(_plan(), *told))
+    assert found == document_for(trainer, _moved(_plan(), *told))
     document_for(
         trainer, _moved(_plan(), ((0, 5, 1), (0, 4), "gpu:1"), ((5, 11, 1), (0, 4), "gpu:0"))
     )
     blocks = [((4 * i, min(29, 4 * i + 4), 1), (0, 4), f"gpu:{i}") for i in range(8)]
     document_for(trainer, _moved(_plan(8, replace(HOW, capacity=28)), *blocks))
+
+
+@pytest.mark.parametrize("trainer", ["torchrec", "dynamicemb"])
+def test_rows_that_cannot_be_spread_are_refused(trainer: str) -> None:
+    plan = _moved(_plan(), ((0, 11, 1), (0, 4), "gpu:0"))
+    hot, city = replace(plan.shards[0], rows=(0, 3, 1)), plan.shards[1]
+    cold = replace(hot, rows=(3, 11, 1), memory="dram", lookup="uva")
+    with pytest.raises(PlanMismatchError, match=r"make its shards' rows \[i, 11, 2\] on the i-th"):
+        document_for(trainer, replace(plan, shards=(hot, cold, city)))
+    full = replace(plan.topology.gpus[1], memory_bytes=90)
+    machine_of = replace(plan.topology, gpus=(plan.topology.gpus[0], full))
+    with pytest.warns(UserWarning, match="item"), pytest.raises(CapacityError, match="gpu:1 would"):
+        document_for(trainer, replace(plan, topology=machine_of))
 
 
 def test_who_has_no_managed_collisions_refuses() -> None:

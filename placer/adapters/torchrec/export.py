@@ -3,7 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from placer.adapters.torchrec.sharding import Part, Staged, parts_of, with_fixed_rows
+from placer.adapters.torchrec.sharding import (
+    Part,
+    Staged,
+    parts_of,
+    with_even_growing,
+    with_fixed_rows,
+)
 from placer.errors import BackendError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing, verify
@@ -93,8 +99,8 @@ def document(
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if TorchRec has no such
     placement.
     """
-    verify(plan)
-    growing, plan = plan.growing, with_fixed_rows(plan)
+    growing = plan.growing
+    plan = with_fixed_rows(with_even_growing(plan, "TorchRec"))
     tables: dict[str, Any] = {}
     remapped: dict[str, Any] = {}
     parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]

@@ -11,6 +11,7 @@ cases ids become row ranks before the lookup. Tables that grow are row-wise, beh
 zero-collision hash (MPZCH).
 """
 
+import warnings
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -19,8 +20,10 @@ from typing import Any, Literal, NamedTuple
 from placer.errors import PlanMismatchError
 from placer.plan.fields import Lookup, Shard
 from placer.plan.plan import Plan
+from placer.plan.verify import verify
 from placer.tables import Table
 from placer.topology.topology import Topology
+from placer.units import counted, listed
 
 _Refuse = Callable[[str], PlanMismatchError]
 
@@ -297,6 +300,51 @@ def _part(
     return Part(name, own, table.name, start, stop, sharding_of(plan.topology, own, moved))
 
 
+def with_even_growing(plan: Plan, trainer: str) -> Plan:
+    """Return the plan with each growing table's rows spread evenly over all GPUs.
+
+    Other trainers have such tables in no other way. A warning names the tables that are moved.
+    Tables whose rows are read in several ways, or by hosts, stay as they are.
+    Raises PlanError or CapacityError if a plan is not sound before or after.
+    """
+    verify(plan)
+    gpus, shards = [gpu.id for gpu in plan.topology.gpus], list(plan.shards)
+    moved = []
+    for name, how in plan.growing.items():
+        held = [shard for shard in plan.shards_by_table[name] if shard.row_count]
+        ways = {(shard.memory, shard.lookup, shard.dtype) for shard in held}
+        if len(ways) > 1 or held[0].lookup == "host" or _is_even(plan, held):
+            continue
+        moved.append(name)
+        even = replace(
+            held[0],
+            cols=(0, plan.tables_by_name[name].dim),
+            cache_rows=-(-sum(shard.cache_rows for shard in held) // len(gpus)),
+            staging_rows=-(-sum(shard.staging_rows for shard in held) // len(gpus)),
+            buffer_bytes=sum(shard.buffer_bytes for shard in held),
+        )
+        shards = [shard for shard in shards if shard.table != name] + [
+            replace(even, rows=(number, how.rows, len(gpus)), devices=(gpu,))
+            for number, gpu in enumerate(gpus)
+        ]
+    if not moved:
+        return plan
+    words = f"spread evenly over {counted(len(gpus), 'GPU')}, as {trainer} has growing tables"
+    warnings.warn(f"{listed(moved, 3)}: {words}", stacklevel=3)
+    plan = replace(plan, shards=tuple(shards))
+    verify(plan)
+    return plan
+
+
+def _is_even(plan: Plan, held: Sequence[Shard]) -> bool:
+    """Return whether shards are even slices or even blocks of rows, one on each GPU."""
+    table, gpus = plan.tables_by_name[held[0].table], plan.topology.gpus
+    most = -(-plan.growing[table.name].rows // len(gpus))
+    own = {shard.devices for shard in held if shard.width == table.dim}
+    is_even = all(shard.row_count <= most for shard in held) and len(held) == len(gpus)
+    return is_even and own == {(gpu.id,) for gpu in gpus}
+
+
 def with_fixed_rows(plan: Plan) -> Plan:
     """Return the plan with its growing tables made fixed, in TorchRec's even row blocks.
 
@@ -332,14 +380,12 @@ def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Sh
                 f"table {table!r} grows with {name} {getattr(how, name)}, which {trainer} does not "
                 f"have; set it to {value} in the plan, and run `placer verify --seal`"
             )
-    dim, most = plan.tables_by_name[table].dim, -(-how.rows // len(gpus))
     held = [shard for shard in plan.shards_by_table[table] if shard.row_count]
-    own = {shard.devices: shard for shard in held if shard.width == dim}
-    is_even = all(shard.row_count <= most for shard in held)
-    if not is_even or len(held) != len(gpus) or set(own) != {(gpu,) for gpu in gpus}:
+    if not _is_even(plan, held):
         raise PlanMismatchError(
             f"table {table!r} grows, and {trainer} has as many rows of such a table on each of the "
             f"{len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on the i-th, "
             "from 0, in the plan, and run `placer verify --seal`"
         )
+    own = {shard.devices: shard for shard in held}
     return [own[(gpu,)] for gpu in gpus]
