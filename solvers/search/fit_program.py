@@ -14,9 +14,8 @@ Drives have the same row; an option has all of its cold rows on a drive or none.
 Any solution is a placement. If there is none, a second program lets devices lack bytes and
 minimises their sum: that is what is short.
 
-Curves of many rows are reduced to a few points, with straight lines between them that are nowhere
-above the curve's bytes: along a line, rows move one by one from DRAM to HBM. If even that does not
-fit, nothing does.
+Curves of many rows are reduced to a few points and straight lines between them, which are nowhere
+above the curve's bytes. Along a line, rows move one by one from DRAM to HBM.
 """
 
 import math
