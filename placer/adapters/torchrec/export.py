@@ -93,8 +93,9 @@ def document(
 
     ``plan`` also has the caches' load factors. ``remapped`` lists the TorchRec tables that are read
     by row rank, each with its table of the plan and its range of ranks. ``managed_collisions`` has
-    the options of tables that grow, for the function `managed_collisions`. `module` is the path of
-    the embedding module in the model. This needs no torchrec.
+    the options of tables that grow, for the function `managed_collisions`; their rows are spread
+    evenly over all GPUs, with a warning if the plan has them elsewhere. `module` is the path of the
+    embedding module in the model. This needs no torchrec.
 
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if TorchRec has no such
     placement.
