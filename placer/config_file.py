@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from placer.errors import PlacerError
 from placer.files import write_text
@@ -28,6 +34,15 @@ class StrictModel(BaseModel):
     """A part of a file. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _is_no_truth(cls, value: Any, taken: ValidatorFunctionWrapHandler) -> Any:
+        """Refuse true and false for numbers, which would be 1 and 0."""
+        field = taken(value)
+        if isinstance(value, bool) and not isinstance(field, bool):
+            raise ValueError("it must be a number")
+        return field
 
 
 _Model = TypeVar("_Model", bound=StrictModel)
