@@ -199,6 +199,18 @@ class CostReport:
         return self.dense_s is not None and self._longest[0] == 0
 
     @property
+    def other_s(self) -> float:
+        """Seconds of the step beside its phases and dense layers.
+
+        That are latencies of links, and what trainers add to each step.
+        """
+        known_s = sum(phase.slowest_s for phase in self.phases)
+        if self.has_dense_phase and self._waited_host is None:
+            known_s += self.dense_s or 0.0
+        left_s = self.step_time_s - known_s
+        return left_s if left_s > _ALIKE * self.step_time_s else 0.0
+
+    @property
     def _waited_host(self) -> HostCost | None:
         """The host whose memory the step waits for; None if it does not wait for memory."""
         busiest = max(self.hosts, key=lambda host: host.dram_s, default=None)

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+)
 
 from placer.errors import PlacerError, did_you_mean
 from placer.files.atomic import write_text
@@ -34,6 +40,15 @@ class StrictModel(BaseModel):
     """A part of a file. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _is_no_truth(cls, value: Any, taken: ValidatorFunctionWrapHandler) -> Any:
+        """Refuse true and false for numbers, which would be 1 and 0."""
+        field = taken(value)
+        if isinstance(value, bool) and not isinstance(field, bool):
+            raise ValueError("it must be a number")
+        return field
 
 
 _Model = TypeVar("_Model", bound=StrictModel)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex
 
 from placer.constraints.constraints import Constraints
 from placer.constraints.file import TableRule
@@ -82,10 +82,10 @@ class Problem(Summarized):
     def __post_init__(self) -> None:
         if not len(self.profile):
             raise ProblemError("the profile has no table to place")
-        if self.batch_size < 1:
-            raise ProblemError(
-                f"batch_size must be at least 1 sample per GPU, not {self.batch_size}"
-            )
+        if not isinstance(self.batch_size, SupportsIndex) or self.batch_size < 1:
+            words = "batch_size must be a whole number of samples per GPU, at least 1"
+            raise ProblemError(f"{words}, not {self.batch_size!r}")
+        object.__setattr__(self, "batch_size", int(self.batch_size))  # NumPy's have no JSON.
         if self.growing:
             object.__setattr__(self, "profile", with_growing(self.profile, self.growing))
             rules = tuple((glob.escape(name), _ROWS_WITHOUT_ORDER) for name in self.growing)

@@ -87,6 +87,7 @@ class Limits:
         for name, value in (("time limit", self.time_limit_s), ("gap", self.gap)):
             if not value >= 0:
                 raise ProblemError(f"a {name} must be 0 or more, not {value}")
+        object.__setattr__(self, "seed", int(self.seed))  # NumPy's integers have no JSON.
 
     @property
     def thread_count(self) -> int:

@@ -31,6 +31,7 @@ from placer.workloads import named_workload
 from solvers import Limits, solve
 from solvers.analysis.whatif import whatif
 from solvers.report import plan_report
+from solvers.report.page.figures import time_chart
 
 
 def test_seconds_of_a_step_by_hand() -> None:
@@ -174,6 +175,8 @@ def solved(dense: Dense | None, *, batch: int = 64, hbm: str = "64MiB") -> tuple
 def test_a_step_is_longer_by_its_dense_part(dense: Dense) -> None:
     without, with_dense = solved(None), solved(dense)
     report = Roofline().evaluate(*with_dense)
+    drawn = time_chart(report, with_dense[1].topology, None).table.rows
+    assert min(row["waits_s"] for row in drawn) < 0.01 * report.step_time_s
     added_s = max(dense_phase_s(with_dense[0]))
     assert report.dense_s == added_s > 0
     alone = Roofline().evaluate(with_dense[0], with_dense[1])

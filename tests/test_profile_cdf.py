@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from placer import AccessCdf, Profile, Table, TableProfile
-from placer.errors import ProfileError
+from placer.errors import ProblemError, ProfileError
 from placer.profile.table_profile import RowCounts
 
 COUNTS = st.lists(st.integers(0, 1000), min_size=1, max_size=200)
@@ -130,6 +130,8 @@ def test_a_profile_finds_its_tables() -> None:
     assert profile.total_bytes == 30 * (8 * 4 + 4)
     changed = profile.with_tables(dim=4, optimizer="sgd", names=["b"])
     assert changed.total_bytes == 20 * 4 * 4
+    with pytest.raises(ProblemError, match="dim"):
+        profile.with_tables(dim=0)
     with pytest.raises(ProfileError, match=r"no table 'c' in the profile; it has \['a', 'b'\]"):
         profile["c"]
     with pytest.raises(ProfileError, match=r"more than once in a profile: \['a'\]"):

@@ -1,7 +1,9 @@
 """Logs, counts, tables and gradients that used to be taken for something else."""
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from training_cases import plan_for, small_log
 
 from cost_models import Roofline
-from placer import Feature, Plan, Problem, Profile, Shard, Table, Topology
+from placer import Feature, Plan, Problem, Profile, Shard, Table, Topology, apply_plan
 from placer.data import open_log
 from placer.data.files.opening import Unpacked
 from placer.data.files.staging import Staging
@@ -38,6 +41,7 @@ from placer.profile.from_counts import profile_counts
 from placer.profile.table_profile import RowCounts
 from placer.training.distributed import ALONE
 from placer.workloads import named_workload
+from solvers import solve
 from solvers.analysis.replan import replan
 
 # Logs ------------------------------------------------------------------------------------------
@@ -180,7 +184,8 @@ def test_a_profile_of_a_name_that_no_file_has_is_not_there(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("change", "message"), [
     ({"profile": Profile(())}, "the profile has no table"),
-    ({"batch_size": 0}, "at least 1 sample per GPU, not 0"),
+    ({"batch_size": 0}, "samples per GPU, at least 1, not 0"),
+    ({"batch_size": 64.0}, "a whole number of samples per GPU, at least 1, not 64.0"),
     ({"pipeline": "eager"}, "no pipeline is called 'eager'; there are look-ahead and serial"),
     ({"exchange_dtype": "int4"}, "exchange type 'int4' is none of float32"),
 ])  # fmt: skip
@@ -188,6 +193,24 @@ def test_problems_out_of_range(change: dict[str, Any], message: str) -> None:
     problem = Problem(named_workload("random-2"), Topology.parse("1xh100"), batch_size=1)
     with pytest.raises(ProblemError, match=message):
         replace(problem, **change)
+
+
+def test_numpy_integers_are_numbers(tmp_path: Path) -> None:
+    topology, two = Topology.parse("1xh100"), np.int64(2)
+    plan = solve(Problem(named_workload("random-2"), topology, two), "greedy-size", seed=two).plan
+    assert plan is not None
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").batch_size == 2
+
+
+@pytest.mark.parametrize(
+    "use", [PlacedEmbeddings, make_embeddings, partial(apply_plan, nn.Linear(1, 1))]
+)
+def test_what_is_no_plan_is_not_trained_with(use: Callable[[Any], object]) -> None:
+    with pytest.raises(
+        PlanMismatchError, match=r"None is no Plan \(a search that finds no plan says"
+    ):
+        use(None)
 
 
 @pytest.mark.parametrize("change", [{"devices": ("gpu:9",)}, {"rows": (0, 12, 0)}])

@@ -493,6 +493,8 @@ def test_further_machines_come_last_unless_nothing_else_is_possible() -> None:
         ("skew=-1", "skew must be at least 0, not -1"),
         ("skew=nan", "skew must be at least 0, not nan"),
         ("rows=1e30", "rows must be at most 281474976710656, not 1e\\+30"),
+        ("sparse=1e7", "sparse must be at most 10000"),
+        ("depth=1e9", "depth must be at most 1000"),
         ("dim=1e9", "dim must be at most 1048576"),
     ],
 )

@@ -19,6 +19,8 @@ from placer.topology.kinds import CPU_SERVER
 from placer.topology.presets import cpu_server, kinds
 from placer.topology.topology import Topology
 
+_MOST = {"sparse": 10_000, "depth": 1000, "rows": MOST_ROWS, "dim": MOST_DIM}
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -51,7 +53,7 @@ class Setting:
             least = 0 if name == "skew" else 1
             if not value >= least:  # It may be NaN.
                 raise ProblemError(f"{name} must be at least {least}, not {value:g}")
-        for name, most in (("rows", MOST_ROWS), ("dim", MOST_DIM)):
+        for name, most in _MOST.items():
             if getattr(self, name) > most:
                 raise ProblemError(f"{name} must be at most {most}, not {getattr(self, name):g}")
 

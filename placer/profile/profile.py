@@ -136,7 +136,7 @@ class Profile(Summarized):
                 profile,
                 table=replace(
                     profile.table,
-                    dim=dim or profile.table.dim,
+                    dim=profile.table.dim if dim is None else dim,
                     dtype=dtype or profile.table.dtype,
                     optimizer=optimizer or profile.table.optimizer,
                     features=tuple(

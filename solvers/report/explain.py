@@ -58,7 +58,9 @@ def _margins(explanation: Explanation) -> Section:
             return value
         if value < 0:  # A cache of a few rows takes more time than they save.
             return "costs time"
-        return form.times(value / pooled) if pooled else "more" if value else "0"
+        # A price that is 0 but for rounding, as where servers hold all rows, is no measure.
+        is_measure = pooled > 0 and value <= 1e6 * pooled
+        return form.times(value / pooled) if is_measure else "more" if value else "0"
 
     def of(name: str) -> Callable[[ShardMargin], Any]:
         # Rows that take no HBM are free. JSON has no infinity.

@@ -248,8 +248,7 @@ def _headline(
                 f"{form.share(cost.hbm_lookup_share)} of lookups from HBM"
             )
         lines.append(line)
-    last = facts.get("binding"), even_words(even) if even else ""
-    lines += [words for words in last if words]
+    lines += filter(None, (facts.get("binding"), even_words(even) if even else ""))
     return tuple(lines)
 
 
@@ -313,10 +312,11 @@ def _phase_section(cost: CostReport) -> Section:
     """Return the table of the phases that make up the step."""
     names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
     rows: list[Row] = [attributes(one, *names) for one in cost.phases]
-    last = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), None)
-    if cost.has_dense_phase and last is not None:
-        dense = {"name": "dense", "slowest": None, "waits_s": None}
-        rows.insert(last, {**dense, "slowest_s": cost.dense_s, "mean_s": cost.dense_s})
+    at = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), len(rows))
+    dense_s = cost.dense_s if cost.has_dense_phase and at < len(rows) else None
+    for place, name, seconds in ((at, "dense", dense_s), (len(rows) + 1, "other", cost.other_s)):
+        if seconds:
+            rows.insert(place, dict(zip(names, (name, None, seconds, seconds, None), strict=True)))
     shown = map(Column, names, ("phase", "slowest", "time", "mean", "mean wait"))
     return table_of(rows, "phases", "Phases of a step, one after the other", *shown)
 

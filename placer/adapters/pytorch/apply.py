@@ -18,7 +18,7 @@ from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import PlanMismatchError
 from placer.executor import Policy
 from placer.executor.lookups.batch_reads import read_by_one
-from placer.executor.memory.layout import check_plan
+from placer.executor.memory.layout import check_is_plan, check_plan
 from placer.executor.optimizers import DEFAULTS, Rounding
 from placer.files.atomic import StrPath
 from placer.growing import Growing
@@ -90,6 +90,7 @@ def apply_plan(
     """
     # 1. Check the plan, and match its tables with the model's modules. Nothing changes yet.
     _check_is_plain(model)
+    check_is_plan(plan)
     if optimizer is not None:
         if optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")

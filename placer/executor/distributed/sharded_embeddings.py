@@ -28,6 +28,7 @@ from placer.executor.embeddings import Embeddings, uncompiled
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.memory.layout import check_is_plan
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.optimizers import rounding_of
 from placer.growing import Growing
@@ -376,6 +377,7 @@ def make_embeddings(
     >>> make_embeddings(plan, backend="torch")
     PlacedEmbeddings(tables=1, features=1, shards=1, backend='torch', device=cpu)
     """
+    check_is_plan(plan)
     options.setdefault("rounding", rounding_of(plan.tables))
     if dist.is_available() and dist.is_initialized() and dist.get_world_size(process_group) > 1:
         return ShardedEmbeddings(

@@ -250,8 +250,16 @@ class Layout:
         return Layout(tuple(self.arenas[arena] for arena in held), moved), tuple(held)
 
 
+def check_is_plan(plan: object) -> None:
+    """Raise PlanMismatchError for what is no plan, as of a search that found none."""
+    if not isinstance(plan, Plan):
+        none = " (a search that finds no plan says why in SolveResult.termination)"
+        raise PlanMismatchError(f"{plan!r} is no Plan{none if plan is None else ''}")
+
+
 def check_plan(plan: Plan) -> None:
     """Raise CapacityError or PlanMismatchError if the plan violates a rule."""
+    check_is_plan(plan)
     faults = violations(plan)
     if faults:
         text = "; ".join(violation.message for violation in faults)

@@ -199,6 +199,8 @@ def time_chart(cost: CostReport, topology: Topology, bound_s: float | None) -> C
     if cost.has_dense_phase:
         at = next((n for n, phase in enumerate(names) if phase == "gradients"), len(phases))
         phases.insert(at, ("dense", [cost.dense_s or 0.0] * len(devices)))
+    if cost.other_s:
+        phases.append(("other", [cost.other_s] * len(devices)))
     step_s, across = cost.step_time_s, [label(device) for device in devices]
     busy = [sum(times[gpu] for _, times in phases) for gpu in range(len(devices))]
     waits = [max(0.0, step_s - seconds) for seconds in busy]
