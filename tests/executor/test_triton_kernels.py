@@ -386,6 +386,7 @@ def test_rows_enter_and_leave_as_in_the_row_cache(random: torch.Generator, polic
         found = kernels._resolve(cache, 10, resolved, slots, counts, [], number)
         wanted = expected.resolve(slots, counts, number, kernels.window.oldest)
         assert torch.equal(found.entries, wanted.entries)
+        assert found.moves.count.dtype == wanted.moves.count.dtype
         for name in ("entries", "incoming", "outgoing"):
             moved = getattr(found.moves, name)[: int(wanted.moves.count)]
             assert torch.equal(moved, getattr(wanted.moves, name)), name
