@@ -60,7 +60,7 @@ def test_random_cases_are_sound_plans_that_files_keep(gpus: int) -> None:
     for case in random_cases(11, 12, plans=3, gpus=gpus):
         assert violations(case.plan()) == []
         assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
-        assert case.problem().sha256
+        assert case.problem().pipeline == case.plan().pipeline == "serial"
         kinds |= {shard.lookup for shard in case.shards}
         assert {device for shard in case.shards for device in shard.devices} <= {
             f"gpu:{number}" for number in range(gpus)
@@ -199,7 +199,11 @@ def test_measurements_of_another_setting_are_not_mixed(tmp_path: Path) -> None:
 def test_measurements_of_another_machine_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     collect([], path, TIERED)
-    header = json.loads(path.read_text())
+    before = path.read_text()
+    path.write_text(before + '{"case": ')  # An interrupted run wrote no more of a line.
+    collect([], path, TIERED)
+    assert path.read_text() == before
+    header = json.loads(before)
     header["machine"]["cores"] += 1
     path.write_text(json.dumps(header) + "\n")
     before = path.read_text()

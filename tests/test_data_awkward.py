@@ -81,6 +81,12 @@ def test_times_within_lists_of_objects(tmp_path: Path) -> None:
     log = open_log(written(tmp_path, lines, "train.jsonl"))
     assert list(log.tables) == ["session", "events.aid"]
     assert "events.ts (it looks like times in milliseconds" in left_out(log)
+    for unit, scale in (("seconds", 1), ("microseconds", 10**6), ("nanoseconds", 10**9)):
+        times = [(1_659_304_800 + i) * scale for i in range(SAMPLES)]
+        log = open_log(
+            pa.table({"label": [0, 1] * (SAMPLES // 2), "a": [5] * SAMPLES, "ts": times})
+        )
+        assert f"ts (it looks like times in {unit}, up to 2022-07-31" in left_out(log)
 
 
 @pytest.mark.parametrize("words", ["f t", "No Yes", "n y", "FALSE TRUE", "false true"])

@@ -323,6 +323,8 @@ def test_namibia(tmp_path: Path) -> None:
 def test_an_inferred_schema_says_what_is_missing(tmp_path: Path) -> None:
     path = log_with("?", "csv", tmp_path)
     Schema(layout=Layout(nulls=("?",)), headroom=0.1).infer(path, tmp_path / "schema.toml")
+    Schema(missing="empty").infer(path, tmp_path / "empty.toml")
+    assert Schema.load(tmp_path / "empty.toml").missing == "empty"
     assert 'null = ["?"]' in (tmp_path / "schema.toml").read_text()
     assert (
         counted(Schema.load(tmp_path / "schema.toml").open(path))[:2]

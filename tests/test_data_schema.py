@@ -57,7 +57,9 @@ def test_an_inferred_schema_keeps_what_options_say(log: Path, tmp_path: Path) ->
     tables = ("--id-mapping", "hash", "--rows", "9", "--rows", "id=50", "--dim", "id=8")
     tables += ("--id-mapping", "seen=auto")
     columns = ("--feature-table", "user=id", "--pooling", "mean", "--pooling", "seen=max")
+    columns += ("--label", "clk")
     run("profile", log, "--infer", file, *tables, *columns, "--min-count", "2", "--headroom", "0.5")
+    assert "# it is called clk" not in file.read_text()  # Its label was named.
     schema = Schema.load(file)
     assert (schema.rows, schema.dims) == ({"*": 9, "id": 50}, {"id": 8})
     assert (schema.id_mappings, schema.min_counts) == (

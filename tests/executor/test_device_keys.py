@@ -84,6 +84,8 @@ class _Maps:
         assert rows[0] == rows[1]
         assert self.both[0].begun == self.both[1].begun
         assert self.both[0].counts() == self.both[1].counts()
+        for own in map(self.both[0]._map, self.tables):
+            assert np.array_equal(own._copy.slots.numpy().view(np.uint32), own._slots)
         return rows[0]
 
     def assert_alike(self) -> None:
@@ -116,8 +118,11 @@ def test_rows_and_evictions_are_those_of_the_host(
     monkeypatch.setattr(device_keys, "FIRST", rows_at_a_time[0])  # More lookups take two rounds.
     how = Growing(100, admission, eviction, ttl)
     maps, random = _Maps(how, replace(how, capacity=37)), np.random.default_rng(ttl)
-    for number in range(fewer(12, 7)):
-        counts = random.integers(0, [120, 40, 90]).tolist()
+    for number in range(fewer(24, 16)):
+        # Of a few changed slots each is sent to the device, of many all slots.
+        counts = random.integers(
+            0, [120, 40, 90] if number < 7 or number % 4 == 0 else 6, 3
+        ).tolist()
         maps.step(_drawn(random, counts, 300 if number % 5 else 60))
         for keys in maps.both if random.random() < 0.8 else ():
             keys.end_step(keys.steps.popleft())

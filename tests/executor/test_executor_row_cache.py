@@ -187,6 +187,10 @@ ONE, TWO = [SlotRange(0, 4, 1, 0)], [SlotRange(0, 9, 0, 2), SlotRange(9, 30, 0, 
 # A row that was written back comes and goes unchanged; shares of caches count, not ranks alone.
 @example(Trial(ONE, 0, "lfu", 1, [{2: 1}, {3: 1}, {2: 1}, {1: 1}], [True, False, False, False]))
 @example(Trial(TWO, 0, "rank", 3, [{20: 1}, {21: 1}, {22: 1}], [False] * 3))
+# The hottest row of a plan comes back with the lookups that are expected of it.
+@example(
+    Trial([SlotRange(0, 9, 0, 2)], 0, "lfu", 1, [{1: 40}, {2: 1}, {0: 40}, {2: 40}], [False] * 4)
+)
 @given(trials())
 @examples(300)
 def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial) -> None:

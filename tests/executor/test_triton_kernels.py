@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -18,10 +19,13 @@ from placer.errors import BackendError
 from placer.executor.backends import make_backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import triton_backend
+from placer.executor.backends.triton.staging import Resolved
 from placer.executor.backends.triton.triton_backend import TritonBackend
-from placer.executor.lookups.steps import CHUNK
+from placer.executor.lookups.steps import CHUNK, Ticket
 from placer.executor.memory.arena import TieredRows
-from placer.executor.memory.row_cache import Moves
+from placer.executor.memory.layout import SlotRange
+from placer.executor.memory.row_cache import Moves, RowCache
+from placer.executor.names import Policy
 from placer.executor.optimizers import Rule, stochastic_round
 from placer.tables import OptimizerName
 
@@ -365,6 +369,33 @@ class TestExchange:
             dram[torch.tensor([7, 10]) - home] = pool_rows[torch.tensor([4, 2])]
             assert torch.equal(rows.hbm, hbm)
             assert torch.equal(rows.dram, dram)
+
+
+@pytest.mark.parametrize("policy", ["lfu", "rank"])
+def test_rows_enter_and_leave_as_in_the_row_cache(random: torch.Generator, policy: Policy) -> None:
+    """Also: of two open steps, in the order of age and of priority."""
+    parts = [SlotRange(10, 60, 12, 0), SlotRange(60, 90, 0, 4)]
+    cache, expected = (RowCache(parts, 10, CPU, policy) for _ in range(2))
+    kernels, tickets = TritonBackend(CPU, policy), deque[Ticket](maxlen=2)
+    for number in range(20):
+        tickets.append(kernels.window.open())
+        slots = torch.randperm(80, generator=random)[: 2 + number % 6].sort().values.int() + 10
+        counts = torch.randint(1, 9, slots.shape, generator=random).int()
+        most, first = slots.numel(), torch.tensor(0).int()
+        resolved = Resolved(slots, first, first + most, most)
+        found = kernels._resolve(cache, 10, resolved, slots, counts, [], number)
+        wanted = expected.resolve(slots, counts, number, kernels.window.oldest)
+        assert torch.equal(found.entries, wanted.entries)
+        assert found.moves.count.dtype == wanted.moves.count.dtype
+        for name in ("entries", "incoming", "outgoing"):
+            moved = getattr(found.moves, name)[: int(wanted.moves.count)]
+            assert torch.equal(moved, getattr(wanted.moves, name)), name
+        for each, resolution in ((cache, found), (expected, wanted)):
+            each.mark_dirty(resolution.entries[number % 2 :: 2])
+        for name in ("slots", "last_used", "priority", "dirty", "sorted_slots"):
+            held = (getattr(each.directory, name)[: cache.entries] for each in (cache, expected))
+            assert torch.equal(*held), name
+    assert cache.stats() == expected.stats()
 
 
 class TestWithoutAGpu:

@@ -31,7 +31,7 @@ from placer.training.growing import grown, resized_keys
 
 CAPACITY = 60
 STEPS = 6
-SOME = ("hbm", "hot, then row-wise", "grid", "replicas", "cold rows staged")
+SOME = ("hbm", "hot, then row-wise", "crossing cuts", "replicas", "cold rows staged")
 MANY = {
     "lfu": Growing(CAPACITY),
     "lru": Growing(CAPACITY, eviction="lru"),

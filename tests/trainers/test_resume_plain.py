@@ -18,7 +18,9 @@ from placer.errors import CheckpointError, PlacerError
 from placer.storage.checkpoint import load_tables, save_tables
 
 HALF = STEPS // 2
-LACKS_STATE = "training goes on, and the last state dict .* without the optimizer's state of placed"
+LACKS_STATE = (
+    "training goes on, and the last .* without the optimizer's state of placed.*: torch.save"
+)
 Run = tuple[nn.Module, AppliedPlan, torch.optim.Optimizer]
 
 
