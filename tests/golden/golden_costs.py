@@ -100,6 +100,27 @@ def random_shards(
     return shards
 
 
+def vary(
+    shards: list[dict[str, Any]],
+    tables: Sequence[Table],
+    topology: Topology,
+    widths: Sequence[str],
+    rng: np.random.Generator,
+) -> None:
+    """Move some cold rows to drives, narrow types and servers; GPUs serve for their hosts."""
+    types = {table.name: table.dtype for table in tables}
+    servers = [host.id for host in topology.servers]
+    for shard in shards:
+        if shard["lookup"] in ("staged", "cached") and widths:
+            shard["memory"] = str(rng.choice(["dram", "ssd"]))
+            if types[shard["table"]] == "float32":
+                shard["dtype"] = (None, *widths)[rng.integers(1 + len(widths))]
+        elif shard["lookup"] == "host" and servers and rng.random() < 0.6:
+            shard["devices"] = servers[:1]
+        elif attached := topology.gpus_of(shard["devices"][0]):
+            shard["devices"] = [attached[0].id]
+
+
 def torchrec_shards(
     tables: Sequence[Table], topology: Topology, rng: np.random.Generator
 ) -> list[dict[str, Any]]:
