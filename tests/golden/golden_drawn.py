@@ -168,7 +168,11 @@ DRAWN: dict[str, Callable[[int], Problem]] = {
     "tiny": tiny_problem,
     "served": with_server,
     "drives": driven,
-    "served drives": lambda seed: driven(seed, served=True),
+    "served drives": lambda seed: replace(
+        driven(seed, served=True),
+        dense=MeasuredDense(10.0 ** (seed % 6 - 7)),
+        exchange_dtype="bfloat16",
+    ),
     "tight": tight_problem,
 }
 SEEDS = dict.fromkeys(DRAWN, range(14)) | {"tight": range(2, 13)}
