@@ -30,6 +30,8 @@ class Replay:
 _DAY = ("--data", "DAY")
 _DRIFT = ("--data", "DAY", "--then", "NEXT")
 
+EVERY_KIND = "--ssd 1MiB --widths int8,bfloat16 --exchange float16 --dense measured:20us"
+
 REPLAYS: dict[str, Replay] = {
     **{
         f"cached-{policy}": Replay("cached", (*_DAY, "--cache-policy", policy))
@@ -52,6 +54,7 @@ REPLAYS: dict[str, Replay] = {
     ),
     "two-hosts": Replay("hosts", _DAY),
     "two-hosts-random": Replay("random-hosts", (*_DAY, "--cache-policy", "rank")),
+    "growing": Replay("growing", _DAY),
     "drives": Replay("drives", _DAY),
     "drives-random": Replay("random-drives", (*_DRIFT, "--windows", "2")),
     "drives-alone": Replay("random-drives", (*_DAY, "--no-look-ahead", "--cost-model", CALIBRATED)),
@@ -92,20 +95,8 @@ def make_replay_folder(folder: Path) -> Path:
         "roomy": ("one.yaml", "70KiB", ()),
         "cached": ("one.yaml", "44KiB", ("--constraints", folder / "cached.yaml")),
         "hosts": ("two.yaml", "30KiB", ()),
-        "drives": (
-            "served.yaml",
-            "30KiB",
-            (
-                "--ssd",
-                "1MiB",
-                "--widths",
-                "int8,bfloat16",
-                "--exchange",
-                "float16",
-                "--dense",
-                "measured:20us",
-            ),
-        ),
+        "growing": ("two.yaml", "30KiB", ["--growing", "C0=90", "--growing", "bags=60:lru"]),
+        "drives": ("served.yaml", "30KiB", EVERY_KIND.split()),
     }
     (folder / "cached.yaml").write_text(
         yaml.safe_dump({"tables": {"*": {"forbid": ["staged", "host", "split"]}}}),
