@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from golden_costs import random_shards, report_record, vary
-from golden_problems import counted, mixed, model_of, zipf
+from golden_problems import constraints, counted, mixed, model_of, problem, zipf
 from plan_cases import machine
 from tiny_problems import driven, tight_problem, tiny_problem, with_server
 
@@ -164,6 +164,14 @@ class Annealed(StagedStrategy):
         return [Stage("greedy", construct), Stage("annealed", lambda search: anneal(search, 1.0))]
 
 
+def replicated(seed: int) -> Problem:
+    """Tables that mostly fit as replicas alone, whose buffers are of a GPU's own samples."""
+    tables = [zipf(f"t{n}", 20 + n, 64, lookups=30.0 + n, pooling=("none",)) for n in range(3)]
+    topology = machine(4, hbm_bytes=(3000 + 400 * seed) << 10, dram_bytes=1 << 20)
+    rules = constraints(tables={"*": {"forbid": ["row-wise", "column-wise"]}})
+    return problem(*tables, topology=topology, asked=rules)
+
+
 DRAWN: dict[str, Callable[[int], Problem]] = {
     "tiny": tiny_problem,
     "served": with_server,
@@ -174,8 +182,9 @@ DRAWN: dict[str, Callable[[int], Problem]] = {
         exchange_dtype="bfloat16",
     ),
     "tight": tight_problem,
+    "replicated": replicated,
 }
-SEEDS = dict.fromkeys(DRAWN, range(14)) | {"tight": range(2, 13)}
+SEEDS = dict.fromkeys(DRAWN, range(14)) | {"tight": range(2, 13), "replicated": range(5)}
 
 
 def drawn(kind: str, seed: int) -> list[Any]:
