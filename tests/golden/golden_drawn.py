@@ -13,8 +13,9 @@ from golden_problems import constraints, counted, mixed, model_of, problem, zipf
 from plan_cases import machine
 from tiny_problems import driven, tight_problem, tiny_problem, with_server
 
-from cost_models import CostCurve, ShardingOption, shards_of
+from cost_models import CostCurve, CostModel, Roofline, ShardingOption, shards_of
 from cost_models.base import TableShard
+from cost_models.roofline import EXECUTOR
 from placer import Plan, Problem, Profile
 from placer.dense import DenseLayers, MeasuredDense
 from placer.growing import Growing
@@ -68,7 +69,7 @@ def problems() -> dict[str, Problem]:
 
 
 PLANS = 12
-MODELS = "roofline", "calibrated"
+MODELS = "roofline", "calibrated", "executor"
 
 
 @cache
@@ -88,7 +89,7 @@ def plans(name: str) -> tuple[Plan, ...]:
 
 def costs(name: str, model_name: str) -> list[Any]:
     """Costs of the random plans, and checksums of all curves, under one model."""
-    problem, model = problems()[name], model_of(model_name)
+    problem, model = problems()[name], _model(model_name)
     found: list[Any] = []
     for plan in plans(name):
         report = model.evaluate(problem, plan)
@@ -152,6 +153,10 @@ def placements(name: str) -> list[Any]:
     return found
 
 
+def _model(name: str) -> CostModel:
+    return Roofline(EXECUTOR) if name == "executor" else model_of(name)
+
+
 # Tiny problems of any kind, as `tiny_problems` draws them
 
 
@@ -187,9 +192,12 @@ DRAWN: dict[str, Callable[[int], Problem]] = {
 SEEDS = dict.fromkeys(DRAWN, range(14)) | {"tight": range(2, 13), "replicated": range(5)}
 
 
+MODEL_OF = {"drives": "executor", "tight": "calibrated"}
+
+
 def drawn(kind: str, seed: int) -> list[Any]:
     """Bounds of a drawn problem, the proof that it has no plan, and its plan with its limits."""
-    problem, model = DRAWN[kind](seed), model_of("roofline")
+    problem, model = DRAWN[kind](seed), _model(MODEL_OF.get(kind, "roofline"))
     instance = Instance(problem, model)
     failure = impossible(instance) or rows_beyond_their_memories(instance)
     usable = usable_options(instance)

@@ -23,9 +23,9 @@ FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
 EVERY = [name for name in RECORDED["cases"] if "every kind" in name]
 QUICK = (
     "plan with constraints", "plan on two hosts", "replan tighter", "replan drifted 0",
-    "show explained", "show explained with constraints", "show torchrec", "diff of other solvers",
+    "show explained", "show explained with constraints", "diff of other solvers",
     "compare priced machines", "simulate against", "simulate caching lfu", "sweep a grid",
-    "sweep a model", "whatif budgets", "export by-size to torchrec", "profile of counts",
+    "sweep a model", "export by-size to torchrec", "profile of counts",
 )  # fmt: skip
 """Others with much of what commands say."""
 
