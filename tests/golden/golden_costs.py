@@ -14,6 +14,8 @@ from golden_problems import counted, machine, mixed, model_of, problem, zipf
 
 from cost_models import CostReport
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, dense_cost
+from cost_models.sweep.models_and_machines import AXES
+from cost_models.sweep.models_and_machines import MODELS as SWEPT
 from placer import (
     Feature,
     Plan,
@@ -280,6 +282,9 @@ def dense_record() -> list[Any]:
             for rate in (GPU_FLOPS["h100"]["tf32"], CPU_FLOPS["dual-socket"], CPU_FLOPS["b200"]):
                 cost = dense_cost(network, topology, topology.gpus[0], 512, rate.per_s)
                 found.append([preset, rate.per_s, *astuple(cost), cost.step_s])
+    served = Topology.parse("1xt4+1xcpu")  # Its only GPU exchanges no gradients.
+    found.append([served.exchange_latency_s,
+                  *astuple(dense_cost(network, served, served.gpus[0], 512, 1e13))])  # fmt: skip
     return found
 
 
@@ -294,6 +299,8 @@ def machines_record() -> dict[str, Any]:
         "gpu_flops": {name: {math: rate.per_s for math, rate in rates.items()}
                       for name, rates in GPU_FLOPS.items()},
         "cpu_flops": {name: rate.per_s for name, rate in CPU_FLOPS.items()},
+        "swept": {name: astuple(setting) for name, setting in SWEPT.items()},
+        "axes": AXES,
     }  # fmt: skip
 
 
