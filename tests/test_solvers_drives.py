@@ -1,6 +1,5 @@
 """Rows on drives and narrow rows: plans against enumeration, curves against whole plans."""
 
-import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from enumeration import Enumeration
 from fast_and_full import combinations, mostly_slow
 from plan_cases import machine, sized
 from problem_cases import problem_of, zipf_table
-from tiny_problems import tiny_problem, with_server
+from tiny_problems import driven
 
 import cost_models.sharding_options as sharding_options
 from cost_models import ColdHome, Roofline, ShardingOption, TableShard, drawn_stream, simulate
@@ -52,24 +51,6 @@ def test_tables_of_a_mib_may_be_on_drives_in_part(rows: int, shares: list[float]
     topology = machine(1).with_memory(ssd="1GiB")
     homes = sharding_options.cold_homes(problem_of(table, topology=topology), table.table)
     assert [home.drive_share for home in homes] == shares
-
-
-def driven(seed: int, *, served: bool = False) -> Problem:
-    """A tiny problem whose hosts with GPUs have little memory and a drive each; with a server."""
-    rng, problem = random.Random(seed), (with_server if served else tiny_problem)(seed)
-    machine = problem.topology
-    hosts = tuple(
-        replace(
-            host,
-            memory_bytes=int(host.memory_bytes * rng.choice((0, 0.2, 0.5, 1))),
-            drive=Drive(1 << 30, rng.choice((1e6, 1e4)), rng.choice((2e5, 1e4))),
-        )
-        if machine.gpus_of(host.id)
-        else host
-        for host in machine.hosts
-    )
-    widths = rng.choice(((), ("int8",), ("bfloat16",)))
-    return replace(problem, topology=replace(machine, hosts=hosts), widths=widths)
 
 
 @pytest.mark.usefixtures("few_shares")

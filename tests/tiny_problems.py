@@ -15,7 +15,7 @@ from placer.errors import ProblemError
 from placer.plan.fields import PIPELINES
 from placer.profile.table_profile import RowCounts
 from placer.tables import DTYPE_BYTES, OPTIMIZERS
-from placer.topology.devices import Host, Link
+from placer.topology.devices import Drive, Host, Link
 from placer.topology.topology import Topology
 from solvers.model.instance import Instance
 
@@ -91,6 +91,24 @@ def with_server(seed: int) -> Problem:
             continue
         if max(sizes) <= _TOO_MANY and math.prod(sizes) <= _TOO_MANY_TOGETHER // 10:
             return problem
+
+
+def driven(seed: int, *, served: bool = False) -> Problem:
+    """A tiny problem whose hosts with GPUs have little memory and a drive each; with a server."""
+    rng, problem = random.Random(seed), (with_server if served else tiny_problem)(seed)
+    machine = problem.topology
+    hosts = tuple(
+        replace(
+            host,
+            memory_bytes=int(host.memory_bytes * rng.choice((0, 0.2, 0.5, 1))),
+            drive=Drive(1 << 30, rng.choice((1e6, 1e4)), rng.choice((2e5, 1e4))),
+        )
+        if machine.gpus_of(host.id)
+        else host
+        for host in machine.hosts
+    )
+    widths = rng.choice(((), ("int8",), ("bfloat16",)))
+    return replace(problem, topology=replace(machine, hosts=hosts), widths=widths)
 
 
 def tight_problem(seed: int) -> Problem:

@@ -159,8 +159,8 @@ def replan(
         found.append(anew)
     old_step_s = next((one.step_time_s for one in found if one.name == KEEP), None)
     candidates = _weighed(found, old_step_s)
-    # Of equal costs, choose the candidate that moves least, then the fastest.
-    chosen = min(candidates, key=attrgetter("cost_s", "moved_bytes", "step_time_s"), default=None)
+    # Of equal costs, this is the first one: it moves least, and is the fastest of those.
+    chosen = min(candidates, key=attrgetter("cost_s"), default=None)
     if chosen is not None:
         recorded = replace(chosen, plan=search.recorded(chosen, fresh))
         candidates = tuple(recorded if one is chosen else one for one in candidates)

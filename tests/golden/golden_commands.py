@@ -117,6 +117,14 @@ sweep csv: sweep --platform 8xh200 --vary pooling=1,20 --format csv
 sweep a grid: sweep --platform big-basin,16xcpu --vary rows=1e5,1e7 --vary pooling=1,10 --grid
 sweep a model: sweep --model m3 --platform zion --set pooling=20 --vary rows=1e5,1e6 --hbm 16GiB \
   --parameter-servers 4
+plan of every kind -> new.json: plan --profile items {EVERY} {GREEDY}
+compare of every kind: compare --profile items {EVERY} --solvers greedy-size,greedy-cost {SEARCH}
+show of every kind: show every.json
+show of every kind explained: show every.json --explain item
+replan of every kind -> new.json: replan --from every.json --profile items {SHORT} \
+  --horizon-steps 1000 {GREEDY}
+simulate of every kind: simulate every.json --batches 12 --profile items
+diff of every kind: diff every.json of-items.json
 """
 """Every command that prints a result, by name of the case.
 

@@ -14,6 +14,8 @@ from golden_problems import counted, machine, mixed, model_of, problem, zipf
 
 from cost_models import CostReport
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, dense_cost
+from cost_models.sweep.models_and_machines import AXES
+from cost_models.sweep.models_and_machines import MODELS as SWEPT
 from placer import (
     Feature,
     Plan,
@@ -98,6 +100,27 @@ def random_shards(
                     rows = (head + offset, table.rows, ways)
                     one(table, rows, strip, str(rng.choice(gpus)), any_lookup())
     return shards
+
+
+def vary(
+    shards: list[dict[str, Any]],
+    tables: Sequence[Table],
+    topology: Topology,
+    widths: Sequence[str],
+    rng: np.random.Generator,
+) -> None:
+    """Move some cold rows to drives, narrow types and servers; GPUs serve for their hosts."""
+    types = {table.name: table.dtype for table in tables}
+    servers = [host.id for host in topology.servers]
+    for shard in shards:
+        if shard["lookup"] in ("staged", "cached") and widths:
+            shard["memory"] = str(rng.choice(["dram", "ssd"]))
+            if types[shard["table"]] == "float32":
+                shard["dtype"] = (None, *widths)[rng.integers(1 + len(widths))]
+        elif shard["lookup"] == "host" and servers and rng.random() < 0.6:
+            shard["devices"] = servers[:1]
+        elif attached := topology.gpus_of(shard["devices"][0]):
+            shard["devices"] = [attached[0].id]
 
 
 def torchrec_shards(
@@ -259,6 +282,9 @@ def dense_record() -> list[Any]:
             for rate in (GPU_FLOPS["h100"]["tf32"], CPU_FLOPS["dual-socket"], CPU_FLOPS["b200"]):
                 cost = dense_cost(network, topology, topology.gpus[0], 512, rate.per_s)
                 found.append([preset, rate.per_s, *astuple(cost), cost.step_s])
+    served = Topology.parse("1xt4+1xcpu")  # Its only GPU exchanges no gradients.
+    found.append([served.exchange_latency_s,
+                  *astuple(dense_cost(network, served, served.gpus[0], 512, 1e13))])  # fmt: skip
     return found
 
 
@@ -273,6 +299,8 @@ def machines_record() -> dict[str, Any]:
         "gpu_flops": {name: {math: rate.per_s for math, rate in rates.items()}
                       for name, rates in GPU_FLOPS.items()},
         "cpu_flops": {name: rate.per_s for name, rate in CPU_FLOPS.items()},
+        "swept": {name: astuple(setting) for name, setting in SWEPT.items()},
+        "axes": AXES,
     }  # fmt: skip
 
 

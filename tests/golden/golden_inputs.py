@@ -40,6 +40,17 @@ links:
 - {a: "gpu:[2-3]", b: "host:1", kind: pcie, bandwidth: 1GB/s}
 - {a: "host:[0-1]", b: network, kind: network, bandwidth: 1GB/s}
 """
+SERVED = """
+name: two GPUs of a host with a drive, and a server
+hosts:
+- {id: "host:0", memory: 2KiB, dram_bandwidth: 50GB/s, drive: {memory: 1MiB}}
+- {id: "host:1", memory: 12KiB, dram_bandwidth: 20GB/s}
+gpus:
+- {id: "gpu:[0-1]", host: "host:0", memory: 12KiB, hbm_bandwidth: 200GB/s, launch_s: 1.0e-7}
+links:
+- {a: "gpu:[0-1]", b: "host:0", kind: pcie, bandwidth: 1GB/s}
+- {a: "host:[0-1]", b: network, kind: network, bandwidth: 1GB/s}
+"""
 RULES = """
 tables:
   C3: {devices: ["gpu:0"]}
@@ -107,6 +118,7 @@ def write_inputs(folder: Path) -> None:
     """All files that commands are given."""
     (folder / "machine.yaml").write_text(MACHINE)
     (folder / "four.yaml").write_text(FOUR)
+    (folder / "served.yaml").write_text(SERVED)
     (folder / "rules.yaml").write_text(RULES)
     write_log(folder / "monday.tsv", 600, 1)
     write_log(folder / "tuesday.tsv", 400, 2, shift=0.3)
@@ -136,6 +148,9 @@ WORDS = {
     "TWO_DAYS": "--data monday.tsv --then tuesday.tsv",
     "CACHING": "simulate cached.json --data monday.tsv --profile profile --batches 10 "
     "--cache-policy",
+    "EVERY": "--topology served.yaml --batch-size 8 --widths int8,bfloat16 --exchange bfloat16 "
+    "--pipeline serial --dense measured:20us",
+    "SHORT": "--hbm 16KiB",
     "EXPORT": "export -o exported.json",
     "LOG": "profile monday.tsv -o out --dim 8",
     "TRAIN": "train --plan plan.json --data monday.tsv --batch-size 64",
@@ -154,6 +169,7 @@ plan {FEW_TABLES} --solver greedy-cost {SEARCH} -o of-items.json
 plan {TIGHT} --solver greedy-cost {SEARCH} -o tight.json
 plan {PLACED} --hbm 128KiB --solver greedy-size {SEARCH} -o by-size.json
 plan --profile hashed-monday {SMALL} --solver greedy-cost {SEARCH} -o hashed.json
+plan --profile items {EVERY} --solver greedy-cost {SEARCH} -o every.json
 {TRAIN} --steps 2 --checkpoints runs
 {CALIBRATE} -o machine.json
 """

@@ -267,6 +267,15 @@ SOLVER_CASES: dict[str, SolverCase] = {
         ),
         solvers=FEW,
     ),
+    "counted-slices": SolverCase(
+        lambda: problem(
+            counted("long", 9000, 32, lookups=4.0, seed=1),
+            zipf("tiny", 10, 64, lookups=4.0),
+            topology=machine(2, hbm=900 * KIB, launch_s=1e-8),
+            asked=constraints(tables={"long": {"tier": "hbm", "forbid": ["column-wise"]}}),
+        ),
+        solvers=("greedy-cost",),
+    ),
     "features": SolverCase(
         lambda: problem(
             zipf("shared", 2500, 32, lookups=2.0, pooling=("sum", "mean", "sum")),

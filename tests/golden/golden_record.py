@@ -1,7 +1,7 @@
 """Record anew what the tests in this folder hold results to.
 
     python tests/golden/golden_record.py             everything
-    python tests/golden/golden_record.py costs ...   of solvers, costs and simulator
+    python tests/golden/golden_record.py costs ...   of solvers, costs, simulator and drawn
 
 Only a change that is meant to give other results may do so: the difference of the recorded files
 is then part of that change.
@@ -13,9 +13,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 FOLDER = Path(__file__).resolve().parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent.parent)]
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent), str(FOLDER.parent.parent)]
 
 import golden_costs as costs  # noqa: E402
+import golden_drawn as drawn  # noqa: E402
 import golden_problems as problems  # noqa: E402
 import golden_replays as replays  # noqa: E402
 from golden_store import record  # noqa: E402
@@ -49,10 +50,26 @@ def record_simulator() -> None:
                compress=True)  # fmt: skip
 
 
+def record_drawn() -> None:
+    """Costs and moves of drawn plans; bounds and plans of drawn problems."""
+    record(
+        "drawn",
+        {
+            "costs": {f"{name}/{model}": drawn.costs(name, model)
+                      for name in drawn.problems() for model in drawn.MODELS},
+            "placements": {name: drawn.placements(name) for name in drawn.problems()},
+            "problems": {kind: [drawn.drawn(kind, seed) for seed in seeds]
+                         for kind, seeds in drawn.SEEDS.items()},
+        },
+        compress=True,
+    )  # fmt: skip
+
+
 PARTS: dict[str, Callable[[], None]] = {
     "solvers": record_solvers,
     "costs": record_costs,
     "simulator": record_simulator,
+    "drawn": record_drawn,
 }
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from click.testing import CliRunner
-from golden_costs import random_shards, write_plan
+from golden_costs import random_shards, vary, write_plan
 from golden_problems import CALIBRATED
 
 from cli import main
@@ -29,6 +29,8 @@ class Replay:
 
 _DAY = ("--data", "DAY")
 _DRIFT = ("--data", "DAY", "--then", "NEXT")
+
+EVERY_KIND = "--ssd 1MiB --widths int8,bfloat16 --exchange float16 --dense measured:20us"
 
 REPLAYS: dict[str, Replay] = {
     **{
@@ -52,6 +54,10 @@ REPLAYS: dict[str, Replay] = {
     ),
     "two-hosts": Replay("hosts", _DAY),
     "two-hosts-random": Replay("random-hosts", (*_DAY, "--cache-policy", "rank")),
+    "growing": Replay("growing", _DAY),
+    "drives": Replay("drives", _DAY),
+    "drives-random": Replay("random-drives", (*_DRIFT, "--windows", "2")),
+    "drives-alone": Replay("random-drives", (*_DAY, "--no-look-ahead", "--cost-model", CALIBRATED)),
 }
 
 _SAMPLES = 600
@@ -83,11 +89,14 @@ def make_replay_folder(folder: Path) -> Path:
          "--dim", "8", "-o", folder / "profile")  # fmt: skip
     _write_machine(folder / "one.yaml", hosts=1)
     _write_machine(folder / "two.yaml", hosts=2)
+    _write_machine(folder / "served.yaml", hosts=2, servers=1)
     made = {
         "planned": ("one.yaml", "40KiB", ()),
         "roomy": ("one.yaml", "70KiB", ()),
         "cached": ("one.yaml", "44KiB", ("--constraints", folder / "cached.yaml")),
         "hosts": ("two.yaml", "30KiB", ()),
+        "growing": ("two.yaml", "30KiB", ["--growing", "C0=90", "--growing", "bags=60:lru"]),
+        "drives": ("served.yaml", "30KiB", EVERY_KIND.split()),
     }
     (folder / "cached.yaml").write_text(
         yaml.safe_dump({"tables": {"*": {"forbid": ["staged", "host", "split"]}}}),
@@ -100,13 +109,15 @@ def make_replay_folder(folder: Path) -> Path:
     for number in range(8):
         _write_random(folder, "planned", f"random-{number}", number)
     _write_random(folder, "hosts", "random-hosts", 8)
+    _write_random(folder, "drives", "random-drives", 9)
     return folder
 
 
-def _write_machine(path: Path, hosts: int) -> None:
+def _write_machine(path: Path, hosts: int, servers: int = 0) -> None:
+    every = f"host:[0-{hosts + servers - 1}]"
     lines: dict[str, Any] = {
         "name": "golden",
-        "hosts": [{"id": f"host:[0-{hosts - 1}]", "memory": "1GiB", "dram_bandwidth": "50GB/s"}],
+        "hosts": [{"id": every, "memory": "1GiB", "dram_bandwidth": "50GB/s"}],
         "gpus": [
             {"id": f"gpu:[{2 * h}-{2 * h + 1}]", "host": f"host:{h}", "memory": "1GiB",
              "hbm_bandwidth": "200GB/s", "launch_s": 1e-8}
@@ -119,7 +130,7 @@ def _write_machine(path: Path, hosts: int) -> None:
         ],
     }  # fmt: skip
     if hosts > 1:
-        lines["links"].append({"a": f"host:[0-{hosts - 1}]", "b": "network", "kind": "network",
+        lines["links"].append({"a": every, "b": "network", "kind": "network",
                                "bandwidth": "1GB/s"})  # fmt: skip
     path.write_text(yaml.safe_dump(lines), encoding="utf-8")
 
@@ -127,9 +138,7 @@ def _write_machine(path: Path, hosts: int) -> None:
 def _write_random(folder: Path, base: str, name: str, seed: int) -> None:
     plan = Plan.load(folder / f"{base}.json")
     shards = random_shards(plan.tables, plan.topology, np.random.default_rng([99, seed]))
-    for shard in shards:  # A host with GPUs serves through the first of them.
-        attached = plan.topology.gpus_of(shard["devices"][0])
-        shard["devices"] = [attached[0].id] if attached else shard["devices"]
+    vary(shards, plan.tables, plan.topology, plan.widths, np.random.default_rng(seed))
     write_plan(plan, shards, folder / f"{name}.json")
 
 

@@ -1,5 +1,6 @@
 """Every command prints and writes what it did when it was recorded."""
 
+import re
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -20,6 +21,11 @@ GONE_KEYS = frozenset({"zipf_fitted", "zipf_exponent"})
 """What was recorded of tables in reports, and is no longer there for logs."""
 FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
 """A case of each command."""
+QUICK = re.compile(
+    "profile|topology|simulate|verify|show (?!torchrec)|sweep|diff|replan|compare priced"
+    "|export (plan|by-size) to torchrec|plan (with|on)|.* of every kind"
+)
+"""Begins of other cases that take a moment."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,7 +39,9 @@ def test_the_same_cases_are_recorded() -> None:
     assert list(golden_commands.cases()) == list(RECORDED["cases"])
 
 
-@pytest.mark.parametrize("name", mostly_slow(RECORDED["cases"], *FIRST.values()))
+@pytest.mark.parametrize(
+    "name", mostly_slow(RECORDED["cases"], *FIRST.values(), *filter(QUICK.match, RECORDED["cases"]))
+)
 def test_a_command_prints_what_it_did(name: str) -> None:
     case = golden_commands.cases()[name]
     found, recorded = (stable(one, GONE_KEYS) for one in (case.run(), RECORDED["cases"][name]))

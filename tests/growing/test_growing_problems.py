@@ -223,6 +223,8 @@ def test_what_predictions_leave_out_is_said() -> None:
     assert ids > 300
     _, large = words(2000, Growing(300))
     assert f"3 steps read about {ids:,.0f} ids, more than it has rows" in large
+    alone = Problem(profile, machine(1), 2000, growing={"item": Growing(300)})
+    assert ": 2 steps read" in [*growing_words(profile, alone)][1]
 
 
 def test_its_log_has_keys_as_they_are(planned: Path, workbench: Workbench) -> None:

@@ -102,6 +102,8 @@ def anneal(
         return start
     if not _is_expressible(start):
         return start
+    if not start.phase_s.any():  # The dense layers alone take time: no step is shorter.
+        return start
     starts = [start] if other is None else [start, other]
     problem = AnnealingProblem(starts, clock.part(_OPTIONS_SHARE))
     return _Annealing(problem, seed, clock, params).improved(starts, target_s)
