@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from fast_and_full import combinations, fewer, mostly_slow
+from placer.executor.names import Policy
 from torch import Tensor
 
 from placer.errors import BackendError
@@ -25,7 +26,6 @@ from placer.executor.lookups.steps import CHUNK, Ticket
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.layout import SlotRange
 from placer.executor.memory.row_cache import Moves, RowCache
-from placer.executor.names import Policy
 from placer.executor.optimizers import Rule, stochastic_round
 from placer.tables import OptimizerName
 
