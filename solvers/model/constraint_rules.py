@@ -117,6 +117,7 @@ class ConstraintRules:
             raise ProblemError(
                 f"table {self._names[table]!r}: the constraints forbid every way to place it; "
                 f"forbidden are {', '.join(sorted(forbidden)) or 'all but whole tables'}"
+                + (f", and its tier is {tier}" if tier else "")
             )
         return left
 
