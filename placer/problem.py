@@ -86,6 +86,13 @@ class Problem(Summarized):
             words = "batch_size must be a whole number of samples per GPU, at least 1"
             raise ProblemError(f"{words}, not {self.batch_size!r}")
         object.__setattr__(self, "batch_size", int(self.batch_size))  # NumPy's have no JSON.
+        hosts = [one for one in self.topology.hosts if self.topology.gpus_of(one.id)]
+        lacking = [host.id for host in hosts if host.drive is None]
+        if 0 < len(lacking) < len(hosts):
+            raise ProblemError(
+                f"{lacking[0]} has no drive, but other hosts with GPUs have one; rows are on "
+                "drives only if all of these hosts have one: give it one, or take the others away"
+            )
         if self.growing:
             object.__setattr__(self, "profile", with_growing(self.profile, self.growing))
             rules = tuple((glob.escape(name), _ROWS_WITHOUT_ORDER) for name in self.growing)

@@ -181,6 +181,8 @@ def test_a_budget_that_nothing_fits(few_tables: Workbench, tmp_path: Path, solve
     (tmp_path / "rules.yaml").write_text('tables: {"*": {tier: ssd}}')
     line = fail(*problem, *rules)
     assert "its tier is ssd, but no host has a drive; give hosts one (--ssd)" in line
+    (tmp_path / "rules.yaml").write_text('tables: {"*": {tier: ssd, forbid: [ssd]}}')
+    assert "forbidden are ssd, and its tier is ssd" in fail(*problem, *rules, "--ssd", "1GiB")
     (tmp_path / "rules.yaml").unlink()
     line = fail(*problem, "--hbm", "60MiB", "--dram", "1KiB", "--dim", "100000", "-o",
                 tmp_path / "plan.json", exit_code=3)  # fmt: skip

@@ -39,6 +39,7 @@ from placer.plan.origin import profile_of
 from placer.plan.verify import violations
 from placer.profile.from_counts import profile_counts
 from placer.profile.table_profile import RowCounts
+from placer.topology.devices import Drive
 from placer.training.distributed import ALONE
 from placer.workloads import named_workload
 from solvers import solve
@@ -182,10 +183,15 @@ def test_a_profile_of_a_name_that_no_file_has_is_not_there(tmp_path: Path) -> No
         assert profile_of(named, tmp_path / "plan.json") is None
 
 
+TWO = Topology.parse("2x1xh100")
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"profile": Profile(())}, "the profile has no table"),
     ({"batch_size": 0}, "samples per GPU, at least 1, not 0"),
     ({"batch_size": 64.0}, "a whole number of samples per GPU, at least 1, not 64.0"),
+    ({"topology": replace(TWO, hosts=(replace(TWO.hosts[0], drive=Drive(1)), *TWO.hosts[1:]))},
+     "host:1 has no drive, but other hosts with GPUs have one"),
     ({"pipeline": "eager"}, "no pipeline is called 'eager'; there are look-ahead and serial"),
     ({"exchange_dtype": "int4"}, "exchange type 'int4' is none of float32"),
 ])  # fmt: skip

@@ -2,7 +2,7 @@
 
 from collections import deque
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,8 +86,11 @@ class KeyMap:
                 "each has the keys of its own rows"
             )
         self.growing, self.part, self.parts = growing, part, parts
-        self._kernels = compiled()
         self._allocate(np.arange(1 + part, growing.rows, parts))
+
+    @property
+    def _kernels(self) -> Any:
+        return compiled()  # Not an attribute, as a module cannot be deep-copied.
 
     def _allocate(self, numbers: Int) -> None:
         """Make the map empty, with rows of these numbers, which it gives to keys in this order."""

@@ -29,10 +29,11 @@ class ConstraintRules:
             self.group_of_table |= dict.fromkeys((number[name] for name in members), group)
         pinned = {at: set(rule.devices) for at, rule in rules.items() if rule.devices is not None}
         self._gpus = len(problem.topology.gpus)
-        self._has_drives = any(host.drive for host in problem.topology.hosts)
+        topology = problem.topology
+        self._has_drives = any(host.drive for host in topology.hosts if topology.gpus_of(host.id))
         on_gpus = {at for at, tier in self.tiers.items() if tier != "dram"}
         on_gpus |= {at for at, forbid in self.forbidden.items() if "host" in forbid}
-        self.gpus_of_table = self._gpus_of_tables(pinned, on_gpus, problem.topology)
+        self.gpus_of_table = self._gpus_of_tables(pinned, on_gpus, topology)
         self._names = names
         self._rows = [profile.table.rows for profile in problem.profile]
 
@@ -107,10 +108,16 @@ class ConstraintRules:
                 f"table {self._names[table]!r}: its tier is ssd, but no host has a drive; give "
                 "hosts one (--ssd), or the table another tier"
             )
+        if not left and pinned is not None and not pinned.any():
+            raise ProblemError(
+                f"table {self._names[table]!r}: its pin is to hosts without GPUs, which serve rows "
+                "in their DRAM alone; pin it to GPUs, or take away its tier or `forbid: [host]`"
+            )
         if not left:
             raise ProblemError(
                 f"table {self._names[table]!r}: the constraints forbid every way to place it; "
                 f"forbidden are {', '.join(sorted(forbidden)) or 'all but whole tables'}"
+                + (f", and its tier is {tier}" if tier else "")
             )
         return left
 

@@ -208,6 +208,8 @@ def test_optimizers_lose_the_tables() -> None:
     model, other = clicks(), clicks()
     trainer = torch.optim.Adagrad(model.parameters(), lr=LR, weight_decay=0.0)
     count = len(trainer.param_groups[0]["params"])
+    with pytest.raises(TypeError, match="not iterable"):
+        apply_plan(model, plan_for(), optimizers=trainer)  # The model is as it was.
     apply_plan(model, plan_for(), optimizers=[trainer])
     assert len(trainer.param_groups[0]["params"]) == count - len(TABLES)
     assert len(trainer.state) == count - len(TABLES)

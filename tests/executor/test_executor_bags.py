@@ -63,6 +63,9 @@ def test_id_types_are_kept_or_widened() -> None:
     assert BagBatch.from_features({"a": (narrow, None, None)}, ["a"]).ids.dtype == torch.int32
     mixed = {"a": (narrow, None, None), "b": (ints(2), None, None)}
     assert BagBatch.from_features(mixed, ["a", "b"]).ids.dtype == torch.int64
+    mixed["a"] = torch.tensor([2.0**24 + 1]), None, None
+    with pytest.raises(DataError, match=r"'a': ids are integers, not torch\.float32"):
+        BagBatch.from_features(mixed, ["a", "b"])
 
 
 def test_no_features_make_an_empty_batch() -> None:

@@ -31,6 +31,7 @@ from placer.errors import (
     PlanMismatchError,
 )
 from placer.executor import BagBatch, PlacedEmbeddings
+from placer.growing import Growing
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
@@ -202,10 +203,12 @@ def _with_narrow_rows(table: Table) -> Plan:
     return plan_of([table], [shard(table, (0, 20, 1)), replace(cold, staging_rows=40)])
 
 
+@pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("backend", ["numba", "torch", "tiered"])
-def test_a_deep_copy_trains_by_itself_or_is_refused(backend: str) -> None:
+def test_a_deep_copy_trains_by_itself_or_is_refused(backend: str, grows: bool) -> None:
     table = two_features()
-    model = PlacedEmbeddings(plan_of([table]), backend=backend)
+    growing = {table.name: Growing(table.rows - 1)} if grows else {}
+    model = PlacedEmbeddings(replace(plan_of([table]), growing=growing), backend=backend)
     twin, batch = copy.deepcopy(model), random_batch([table])
     for each in (model, twin):
         before = model.state_dict()["t.weight"]

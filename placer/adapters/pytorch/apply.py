@@ -91,6 +91,7 @@ def apply_plan(
     # 1. Check the plan, and match its tables with the model's modules. Nothing changes yet.
     _check_is_plain(model)
     check_is_plan(plan)
+    optimizers = list(optimizers)  # Fails here for a single one.
     if optimizer is not None:
         if optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")

@@ -169,6 +169,9 @@ class BagBatch:
         weights = joined_weights(ids, [features[name][2] for name in order])
         size = samples[order[0]] if order else 0
         if len({tensor.dtype for tensor in ids}) > 1:
+            for name, own in zip(order, ids, strict=True):
+                if own.numel() and own.is_floating_point():
+                    raise DataError(f"feature {name!r}: ids are integers, not {own.dtype}")
             ids = [tensor.long() for tensor in ids]
         joined = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64)
         return cls(joined, torch.cat(offsets), size, weights, bounds)
