@@ -59,7 +59,8 @@ def test_inference_knows_criteo_and_heeds_choices() -> None:
     schema = sample_table(1).schema
     columns = infer_columns(schema, NamedColumns(ignore=["item", "price"]))
     assert (columns.sparse, columns.dense) == (("history", "site"), ())
-    assert infer_columns(schema, NamedColumns(dense=["item"])).dense == ("item",)
+    assert infer_columns(schema, NamedColumns(dense=["price", "item"])).dense == ("price", "item")
+    assert infer_columns(schema, NamedColumns(["site", "item"])).sparse == ("site", "item")
     assert infer_columns(schema, NamedColumns(dense=["item"])).sparse == ("history", "site")
     columns = infer_columns(schema, NamedColumns(sparse=["site"], label="item"))
     assert columns.names == ["item", "price", "site"]
