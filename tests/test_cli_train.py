@@ -18,7 +18,9 @@ from solvers import solve
 
 def trained(*arguments: str | Path) -> dict[str, Any]:
     """The JSON result of a run."""
-    result: dict[str, Any] = json.loads(succeed(*arguments, "--format", "json").stdout)
+    done = succeed(*arguments, "--format", "json")
+    assert "None" not in done.stderr  # No note is on an option that was not given.
+    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 

@@ -59,7 +59,8 @@ def test_inference_knows_criteo_and_heeds_choices() -> None:
     schema = sample_table(1).schema
     columns = infer_columns(schema, NamedColumns(ignore=["item", "price"]))
     assert (columns.sparse, columns.dense) == (("history", "site"), ())
-    assert infer_columns(schema, NamedColumns(dense=["item"])).dense == ("item",)
+    assert infer_columns(schema, NamedColumns(dense=["price", "item"])).dense == ("price", "item")
+    assert infer_columns(schema, NamedColumns(["site", "item"])).sparse == ("site", "item")
     assert infer_columns(schema, NamedColumns(dense=["item"])).sparse == ("history", "site")
     columns = infer_columns(schema, NamedColumns(sparse=["site"], label="item"))
     assert columns.names == ["item", "price", "site"]
@@ -174,6 +175,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     refused(r"good\.parquet has no column 'C3'; it has click, item", good, sparse=["C3"])
     refused("has no column 'gone'", good, ignore=["gone"])
     refused(r"row 0: price is 0\.\d+, which is no id", good, sparse=["price"])
+    refused("a is 9007199254740992", pa.table({"click": [0, 1], "a": [2.0**53, 1]}), sparse=["a"])
     refused(r"'history' is list.* should hold one number", good, dense=["history"])
     refused("feature 'site' holds texts", good, id_mapping="identity")
     refused("no categorical column", good, ignore=["item", "history", "site"])

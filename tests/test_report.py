@@ -470,6 +470,15 @@ def test_a_title_is_not_wrapped_into_the_width_of_a_narrow_table() -> None:
     assert title in shown(Report("r", (narrow,)), 80).splitlines()
 
 
+def test_texts_begin_and_numbers_end_below_each_other() -> None:
+    columns = Column("name", "name"), Column("row_bytes", "size")
+    rows = {"name": "a", "row_bytes": 1}, {"name": "long", "row_bytes": 2**30}
+    text = shown(Report("r", (Section("s", "S", columns, rows),)), 80)
+    first, last = (line.rstrip() for line in text.splitlines() if "B" in line)
+    assert first.index("a") == last.index("long")
+    assert len(first) == len(last)
+
+
 def test_no_line_of_a_headline_ends_before_a_unit() -> None:
     words = "one more would save 12.5 GiB of 30 GB/s in 7 s on 3 GPUs"
     for width in range(12, 60):

@@ -263,7 +263,7 @@ def test_gradients_accumulate_until_an_optimizer_steps(kind: str) -> None:
 def test_penalties_on_the_whole_weight_train_it() -> None:
     ours, theirs = placed_pair(nn.Embedding(10, 4, padding_idx=3))
     for module in (ours, theirs):
-        penalty = 0.25 * module.weight.square().sum()
+        penalty = 0.25 * (module.weight - 1).square().sum()  # Padding begins as zeros.
         (module(torch.tensor([1, 3])).sum() + penalty).backward()
     with torch.no_grad():
         expected = theirs.weight - theirs.weight.grad

@@ -220,20 +220,23 @@ def test_a_process_takes_what_the_options_say() -> None:
 
 
 @given(
-    seed=st.integers(0, 999), admission=st.integers(1, 3), eviction=st.sampled_from(["lfu", "lru"])
+    seed=st.integers(0, 999),
+    admission=st.integers(1, 3),
+    eviction=st.sampled_from(["lfu", "lru"]),
+    saved=st.integers(1, 30),  # After a few steps there are free rows.
 )
 def test_a_saved_map_goes_on_as_it_would_have(
-    seed: int, admission: int, eviction: Eviction
+    seed: int, admission: int, eviction: Eviction, saved: int
 ) -> None:
     random = np.random.default_rng(seed)
     steps = [random.integers(0, 90, random.integers(0, 60)) for _ in range(60)]
     growing = Growing(37, admission, eviction, ttl=9)
     one, other = KeyMap(growing), KeyMap(growing)
-    for keys in steps[:30]:
+    for keys in steps[:saved]:
         one.read(keys)
     other.read(np.arange(500))  # What it had before is gone.
     other.load_state(one.state())
-    for keys in steps[30:]:
+    for keys in steps[saved:]:
         mine, theirs = one.read(keys), other.read(keys)
         assert np.array_equal(mine.rows, theirs.rows)
         assert np.array_equal(mine.reused, theirs.reused)

@@ -264,3 +264,5 @@ def test_what_cannot_be_resized_is_named(tmp_path: Path) -> None:
     for plans in ((plan, fixed), (fixed, plan)):
         with pytest.raises(PlanMismatchError, match="table 'item' grows in one of the plans"):
             resized_keys(saved, *plans)
+    new = resized_keys(saved, plan.of_tables(["tag"]), plan)["item"]
+    assert (new.keys.counts.live, new.dropped, set(new.earlier.tolist())) == (0, 0, {-1})
