@@ -68,7 +68,7 @@ def problems() -> dict[str, Problem]:
     }  # fmt: skip
 
 
-PLANS = 12
+PLANS = 9
 MODELS = "roofline", "calibrated", "executor"
 
 
@@ -98,14 +98,15 @@ def costs(name: str, model_name: str) -> list[Any]:
             {table: astuple(cost) for table, cost in report.tables.items()},
             [*map(astuple, report.phases)], report.longest_chain[0], report.has_dense_phase,
         ])  # fmt: skip
+    gpus, serving = len(problem.topology.gpus), len(problem.topology.serving)
     for table, profile in enumerate(problem.profile):
         options = model.sharding_options(problem, table)
         curves = (
             model.cost_curve(problem, shard, gpu)
             for option in options
             for shard in _shards(table, option, profile.table.rows)
-            for gpu in range(len(problem.topology.serving))
-            if gpu < len(problem.topology.gpus) or not shard.is_replica
+            for gpu in sorted({0, gpus - 1, serving - 1})
+            if gpu < gpus or not shard.is_replica
         )
         found.append([profile.name, len(options), *_checksums(curves)])
     return found
