@@ -130,6 +130,20 @@ def _checksums(curves: Iterable[CostCurve]) -> list[float]:
     return [float(one) for one in sums]
 
 
+def options() -> list[Any]:
+    """How many sharding options tables of several widths have on 16 GPUs, and their hash."""
+    tables = [zipf(f"t{dim}", 30_000, dim, lookups=dim / 8) for dim in (8, 48, 144, 272, 512)]
+    topology = machine(8, 2, hbm_bytes=1 << 24).with_memory(ssd="1GiB")
+    asked = problem(*tables, counted("log", 900, 160, seed=9), topology=topology)
+    asked = replace(asked, widths=("int8",))
+    every = [Roofline().sharding_options(asked, table) for table in range(len(asked.profile))]
+    return [[len(found), _sha256(found)] for found in every]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
 def placements(name: str) -> list[Any]:
     """What is said of each plan: memory, peaks, faults, and the moves from the plan before it."""
     profile, found = problems()[name].profile, []
@@ -218,8 +232,7 @@ def drawn(kind: str, seed: int) -> list[Any]:
     result = Annealed().solve(problem, model, Limits(3600.0, max_steps=60, threads=1, gap=1e-6))
     found += [_failure(result.termination), result.step_time_s, result.bound_s]
     if result.plan is not None:
-        text = json.dumps([*map(astuple, result.plan.shards)])
-        found += [hashlib.sha256(text.encode()).hexdigest()[:16],
+        found += [_sha256([*map(astuple, result.plan.shards)]),
                   dict(binding(problem, result.plan, model).gains)]  # fmt: skip
     return found
 
