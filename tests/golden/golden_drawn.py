@@ -25,6 +25,7 @@ from placer.plan.migration import migration
 from placer.plan.peak_memory import largest_batch, peak_memory
 from placer.plan.verify import violations
 from placer.topology.devices import Drive
+from solvers import solve
 from solvers.bounds.binding import binding
 from solvers.bounds.feasibility import (
     impossible,
@@ -207,6 +208,7 @@ DRAWN: dict[str, Callable[[int], Problem]] = {
 SEEDS = dict.fromkeys(DRAWN, range(14)) | {"tight": range(2, 13), "replicated": range(5)}
 
 
+OTHERS = "beam", "dp", "greedy-lookup", "greedy-dim", "greedy-size-lookup"
 MODEL_OF = {"drives": "executor", "tight": "calibrated"}
 
 
@@ -234,7 +236,9 @@ def drawn(kind: str, seed: int) -> list[Any]:
     if result.plan is not None:
         found += [_sha256([*map(astuple, result.plan.shards)]),
                   dict(binding(problem, result.plan, model).gains)]  # fmt: skip
-    return found
+    other = OTHERS[seed % len(OTHERS)]
+    alone = solve(problem, other, model, time_limit_s=3600.0, max_steps=20, threads=1)
+    return [*found, other, _failure(alone.termination), alone.step_time_s, alone.bound_s]
 
 
 def _failure(ended: Termination | None) -> list[Any]:
