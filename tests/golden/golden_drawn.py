@@ -25,6 +25,7 @@ from placer.plan.migration import migration
 from placer.plan.peak_memory import largest_batch, peak_memory
 from placer.plan.verify import violations
 from placer.topology.devices import Drive
+from solvers import solve
 from solvers.bounds.binding import binding
 from solvers.bounds.feasibility import (
     impossible,
@@ -68,7 +69,7 @@ def problems() -> dict[str, Problem]:
     }  # fmt: skip
 
 
-PLANS = 12
+PLANS = 9
 MODELS = "roofline", "calibrated", "executor"
 
 
@@ -98,14 +99,15 @@ def costs(name: str, model_name: str) -> list[Any]:
             {table: astuple(cost) for table, cost in report.tables.items()},
             [*map(astuple, report.phases)], report.longest_chain[0], report.has_dense_phase,
         ])  # fmt: skip
+    gpus, serving = len(problem.topology.gpus), len(problem.topology.serving)
     for table, profile in enumerate(problem.profile):
         options = model.sharding_options(problem, table)
         curves = (
             model.cost_curve(problem, shard, gpu)
             for option in options
             for shard in _shards(table, option, profile.table.rows)
-            for gpu in range(len(problem.topology.serving))
-            if gpu < len(problem.topology.gpus) or not shard.is_replica
+            for gpu in sorted({0, gpus - 1, serving - 1})
+            if gpu < gpus or not shard.is_replica
         )
         found.append([profile.name, len(options), *_checksums(curves)])
     return found
@@ -127,6 +129,20 @@ def _checksums(curves: Iterable[CostCurve]) -> list[float]:
         each = [float(np.asarray(p) @ np.sqrt(np.arange(1, len(p) + 1))) for p in of_points]
         sums += np.sqrt(number) * np.array([*each, phases @ c.split_phase_s, c.split_hbm_bytes])
     return [float(one) for one in sums]
+
+
+def options() -> list[Any]:
+    """How many sharding options tables of several widths have on 16 GPUs, and their hash."""
+    tables = [zipf(f"t{dim}", 30_000, dim, lookups=dim / 8) for dim in (8, 48, 144, 272, 512)]
+    topology = machine(8, 2, hbm_bytes=1 << 24).with_memory(ssd="1GiB")
+    asked = problem(*tables, counted("log", 900, 160, seed=9), topology=topology)
+    asked = replace(asked, widths=("int8",))
+    every = [Roofline().sharding_options(asked, table) for table in range(len(asked.profile))]
+    return [[len(found), _sha256(found)] for found in every]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def placements(name: str) -> list[Any]:
@@ -192,6 +208,7 @@ DRAWN: dict[str, Callable[[int], Problem]] = {
 SEEDS = dict.fromkeys(DRAWN, range(14)) | {"tight": range(2, 13), "replicated": range(5)}
 
 
+OTHERS = "beam", "dp", "greedy-lookup", "greedy-dim", "greedy-size-lookup"
 MODEL_OF = {"drives": "executor", "tight": "calibrated"}
 
 
@@ -217,10 +234,11 @@ def drawn(kind: str, seed: int) -> list[Any]:
     result = Annealed().solve(problem, model, Limits(3600.0, max_steps=60, threads=1, gap=1e-6))
     found += [_failure(result.termination), result.step_time_s, result.bound_s]
     if result.plan is not None:
-        text = json.dumps([*map(astuple, result.plan.shards)])
-        found += [hashlib.sha256(text.encode()).hexdigest()[:16],
+        found += [_sha256([*map(astuple, result.plan.shards)]),
                   dict(binding(problem, result.plan, model).gains)]  # fmt: skip
-    return found
+    other = OTHERS[seed % len(OTHERS)]
+    alone = solve(problem, other, model, time_limit_s=3600.0, max_steps=20, threads=1)
+    return [*found, other, _failure(alone.termination), alone.step_time_s, alone.bound_s]
 
 
 def _failure(ended: Termination | None) -> list[Any]:

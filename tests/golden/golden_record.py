@@ -57,6 +57,7 @@ def record_drawn() -> None:
         {
             "costs": {f"{name}/{model}": drawn.costs(name, model)
                       for name in drawn.problems() for model in drawn.MODELS},
+            "options": drawn.options(),
             "placements": {name: drawn.placements(name) for name in drawn.problems()},
             "problems": {kind: [drawn.drawn(kind, seed) for seed in seeds]
                          for kind, seeds in drawn.SEEDS.items()},

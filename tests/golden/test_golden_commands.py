@@ -23,7 +23,7 @@ FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
 """A case of each command."""
 QUICK = re.compile(
     "profile|topology|simulate|verify|show (?!torchrec)|sweep|diff|replan|compare priced"
-    "|export (plan|by-size) to torchrec|plan (with|on)|.* of every kind"
+    "|export (plan|by-size) to torchrec|.* of every kind"
 )
 """Begins of other cases that take a moment."""
 

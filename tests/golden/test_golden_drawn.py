@@ -11,6 +11,10 @@ def test_costs_of_drawn_plans(problem: str, model: str) -> None:
     assert_same(drawn.costs(problem, model), recorded("drawn")["costs"][f"{problem}/{model}"])
 
 
+def test_sharding_options_on_many_gpus() -> None:
+    assert_same(drawn.options(), recorded("drawn")["options"])
+
+
 @pytest.mark.parametrize("problem", drawn.problems())
 def test_memory_and_moves_of_drawn_plans(problem: str) -> None:
     assert_same(drawn.placements(problem), recorded("drawn")["placements"][problem])
