@@ -1,7 +1,8 @@
 """Stages of strategies. Each takes a search and may return an assignment."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from solvers.model.objective import Delay
 from solvers.search.arena_construction import assignments_by_arena, whole_tables
 from solvers.search.branching import BranchingParams, branch_and_bound, points_of
 from solvers.search.candidates.shards import assigned
-from solvers.search.construction import options_for, packed, short_options
+from solvers.search.construction import options_at_price, options_for, packed, short_options
 from solvers.search.moves import improve
 from solvers.strategies._search import Search
 
@@ -22,6 +23,15 @@ TARGETS = (1.0, 1.01, 1.03, 1.08, 1.2, 0.85, 0.7, 1.5, 2.5)
 
 LONGEST_SHARES = (1.0, 2.0, 0.75, 0.5)
 """Limits of a shard's time in a phase, as multiples of the mean GPU's time in that phase."""
+
+DEARER = (1.1, 1.5, 3.0)
+"""Prices of HBM, as multiples of the bound's, for which lookups of cold rows are chosen. Where the
+buffers of lookups nearly fill HBM, those at the bound's price leave too little to each GPU: one
+step was 12% longer without others."""
+
+_FAR = 1.1
+"""Try other prices if the first packing takes this multiple of the bound."""
+
 
 _CONSTRUCTION_SHARE = 0.5
 """Share of construction's time for packing shards; the rest improves the best packings."""
@@ -119,8 +129,18 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
     """Yield assignments for several choices of sharding options, the usual choice first."""
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
-    seen: set[tuple[ShardingOption, ...]] = set()
+    seen: dict[tuple[ShardingOption, ...], None] = {}
     fits, best_s = False, np.inf
+
+    def packed_once(options: Sequence[ShardingOption], price: float) -> Iterator[Assignment | None]:
+        """Pack these options unless they were packed before."""
+        nonlocal fits
+        if tuple(options) not in seen:
+            seen[tuple(options)] = None
+            assignment = packed(instance, options, price)
+            fits |= assignment is not None
+            yield assignment
+
     for target in (*TARGETS, np.inf):
         target_s = target * bound.step_time_s
         if target == np.inf:  # Drives may be far slower than all of them together.
@@ -131,7 +151,7 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         if options is None or tuple(options) in seen:
             continue
         is_first = not seen
-        seen.add(tuple(options))
+        seen[tuple(options)] = None
         known = search.first if is_first and target == TARGETS[0] else None
         assignment = packed(instance, options, price) if known is None else known.copy()
         fits |= assignment is not None
@@ -139,15 +159,14 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         yield assignment
         if is_first and instance.gpus > 1:
             for share in LONGEST_SHARES:
-                short = tuple(short_options(instance, options, price, share))
-                if short not in seen:
-                    seen.add(short)
-                    assignment = packed(instance, short, price)
-                    fits |= assignment is not None
-                    yield assignment
+                yield from packed_once(short_options(instance, options, price, share), price)
             for assignment in assignments_by_arena(instance, bound):
                 fits = True
                 yield assignment
+        if is_first and price and best_s > _FAR * bound.step_time_s:
+            for factor, of_bound in product(DEARER, tuple(seen)):
+                dearer = factor * price
+                yield from packed_once(options_at_price(instance, of_bound, dearer), dearer)
         if fits and instance.tables * instance.gpus > MANY_PLACES:
             return
 
