@@ -27,17 +27,20 @@ from placer.click_types import (
     Seconds,
     WholeNumber,
 )
-from placer.config_file import (
+from placer.data.layout import FORMATS
+from placer.errors import PlacerError
+from placer.knobs import (
     Key,
+    Option,
+    called,
     check_variables,
+    choices_of,
     config_text,
     default_options,
+    members,
     negated,
     variable_of,
 )
-from placer.data.layout import FORMATS
-from placer.errors import PlacerError
-from placer.knobs import Option, called, choices_of, members
 from placer.report.failures import one_line_errors
 from placer.topology.presets import preset_help
 from placer.units import shortened

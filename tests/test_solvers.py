@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from fast_and_full import examples, fewer, mostly_slow
 from hypothesis import given
-from placer.constraints.rules import TableRule
 from plan_cases import enlarged, machine, sized
 from problem_cases import (
     counted_table,
@@ -26,6 +25,7 @@ from problem_cases import (
 from cost_models import Roofline, ShardingOption
 from placer import Plan, Problem, TableProfile, Topology
 from placer.constraints.constraints import Constraints
+from placer.constraints.file import TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
 from placer.growing import Growing

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from pydantic import Field, model_validator
 
-from placer.config_file import StrictModel, read_file, toml_value
+from placer.config_file import StrictModel, read_file
 from placer.data.files.stores import AnyPath, shown
 from placer.data.layout import (
     NULLS,
@@ -30,6 +30,7 @@ from placer.data.reader import EncodedLog, open_log, open_source
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 from placer.files.atomic import write_text
+from placer.knobs import toml_value
 from placer.tables import MOST_DIM, MOST_ROWS, Pooling
 from placer.units import listed
 

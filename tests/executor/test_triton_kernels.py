@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from fast_and_full import combinations, fewer, mostly_slow
-from placer.executor.names import Policy
 from torch import Tensor
 
 from placer.errors import BackendError
+from placer.executor import Policy
 from placer.executor.backends import make_backend
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import triton_backend

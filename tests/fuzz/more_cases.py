@@ -18,11 +18,11 @@ from option_cases import change_line, read_line, write_inputs
 from cli import main
 from cost_models.calibrated.model import Calibration
 from placer import Plan, Topology
-from placer.config_file import Key, default_options
 from placer.data import open_log
 from placer.data.schema import Schema
 from placer.dense.layers import read as read_dense
 from placer.errors import PlacerError
+from placer.knobs import Key, default_options
 from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
