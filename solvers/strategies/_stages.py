@@ -30,7 +30,7 @@ buffers of lookups nearly fill HBM, those at the bound's price leave too little 
 step was 12% longer without others."""
 
 _FAR = 1.1
-"""Try other prices if the first packing takes this multiple of the bound."""
+"""Try these prices if all packings at the bound's price take more than this multiple of it."""
 
 
 _CONSTRUCTION_SHARE = 0.5
@@ -130,16 +130,19 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
     instance, bound = search.instance, search.lagrangian
     price = bound.price_s_per_byte
     seen: dict[tuple[ShardingOption, ...], None] = {}
-    fits, best_s = False, np.inf
+    best_s = np.inf
+
+    def noted(assignment: Assignment | None) -> Assignment | None:
+        """Note the step of an assignment."""
+        nonlocal best_s
+        best_s = min(best_s, np.inf if assignment is None else assignment.step_time_s)
+        return assignment
 
     def packed_once(options: Sequence[ShardingOption], price: float) -> Iterator[Assignment | None]:
         """Pack these options unless they were packed before."""
-        nonlocal fits
         if tuple(options) not in seen:
             seen[tuple(options)] = None
-            assignment = packed(instance, options, price)
-            fits |= assignment is not None
-            yield assignment
+            yield noted(packed(instance, options, price))
 
     for target in (*TARGETS, np.inf):
         target_s = target * bound.step_time_s
@@ -154,20 +157,16 @@ def _packed(search: Search) -> Iterator[Assignment | None]:
         seen[tuple(options)] = None
         known = search.first if is_first and target == TARGETS[0] else None
         assignment = packed(instance, options, price) if known is None else known.copy()
-        fits |= assignment is not None
-        best_s = min(best_s, np.inf if assignment is None else assignment.step_time_s)
-        yield assignment
+        yield noted(assignment)
         if is_first and instance.gpus > 1:
             for share in LONGEST_SHARES:
                 yield from packed_once(short_options(instance, options, price, share), price)
-            for assignment in assignments_by_arena(instance, bound):
-                fits = True
-                yield assignment
+            yield from map(noted, assignments_by_arena(instance, bound))
         if is_first and price and best_s > _FAR * bound.step_time_s:
             for factor, of_bound in product(DEARER, tuple(seen)):
                 dearer = factor * price
                 yield from packed_once(options_at_price(instance, of_bound, dearer), dearer)
-        if fits and instance.tables * instance.gpus > MANY_PLACES:
+        if best_s < np.inf and instance.tables * instance.gpus > MANY_PLACES:
             return
 
 
