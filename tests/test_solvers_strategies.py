@@ -19,7 +19,8 @@ from placer.constraints.unmet import unmet
 from placer.plan.fields import Memory
 from placer.plan.verify import verify
 from placer.units import format_bytes
-from solvers import Limits, Solver, SolveResult
+from placer.workloads import named_workload
+from solvers import Limits, Solver, SolveResult, solve
 from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
@@ -170,6 +171,21 @@ def test_limits_that_are_reached_at_once(name: str, limit: str) -> None:
     result = run(name, PROBLEMS["tight"](), **limits[limit])
     assert result.plan is not None
     assert result.termination.limit == limit
+
+
+def test_buffers_of_lookups_that_nearly_fill_hbm() -> None:
+    """A long table is cut, and others are read with fewer buffers, as `dp` does."""
+    workload, machine_of = (
+        named_workload("random-26@424398"),
+        Topology.parse("8xa100-40", hbm="319MiB"),
+    )
+    by_cost, program = (
+        solve(Problem(workload, machine_of, 8192), name, time_limit_s=60.0).step_time_s
+        for name in ("greedy-cost", "dp")
+    )
+    assert by_cost is not None
+    assert program is not None
+    assert by_cost <= program
 
 
 @pytest.mark.slow
