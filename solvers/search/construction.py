@@ -1,6 +1,7 @@
 """Construct a first assignment: choose sharding options, then put shards on GPUs, largest first."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -17,9 +18,13 @@ Homes = Mapping[Arena, npt.NDArray[np.bool_]]
 
 _ANYWHERE: Homes = MappingProxyType({})
 
-_ATTEMPTS = ((0.5, 1.0), (1.0, 1.0), (1.0, 2.0), (1.0, 8.0), (1.0, 64.0))
-"""Largest shard, as a share of a GPU's HBM, and the price of HBM for which lookups of cold rows are
-chosen, as a multiple of the bound's. With the first two alone, a step was 2.5 times as long."""
+_ATTEMPTS = (
+    (0.5, 1.0, 1.0), (1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 8.0, 1.0), (1.0, 64.0, 1.0),
+    (1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (1.0, 1.0, 0.0),
+)  # fmt: skip
+"""Largest shard, as a share of a GPU's HBM; the price of HBM for which lookups of cold rows are
+chosen, as a multiple of the last one; and the share of replicated tables that stay replicated. With
+the first two attempts alone, steps were 2.5 and 6 times as long."""
 
 _NORM = 5
 """Packing minimises the sum of phase times to this power."""
@@ -115,17 +120,21 @@ def options_at_price(
     instance: Instance, options: Sequence[ShardingOption], price: float
 ) -> list[ShardingOption]:
     """Return each table's option with the cheapest lookup of cold rows at a price of HBM."""
-    index = instance.price_index(price)
-    worth = np.array([price, 1.0])  # Of bytes and of seconds.
-
-    def cheapest(table: int, option: ShardingOption) -> ShardingOption:
+    cost_s = _costs_at(instance, price)
+    chosen = []
+    for table, option in enumerate(options):
         every = instance.options_of(table)
         alike = [one for one in every if one._replace(cold=option.cold) == option]
-        return min(
-            alike, key=lambda one: (instance.option_costs_at(table, one, index) @ worth, one)
-        )
+        chosen.append(min(alike, key=partial(cost_s, table)))
+    return chosen
 
-    return [cheapest(table, option) for table, option in enumerate(options)]
+
+def _costs_at(
+    instance: Instance, price: float
+) -> Callable[[int, ShardingOption], tuple[float, ShardingOption]]:
+    """Return a function of table and option: seconds at a price of HBM, with the option."""
+    index, worth = instance.price_index(price), np.array([price, 1.0])
+    return lambda table, one: (float(instance.option_costs_at(table, one, index) @ worth), one)
 
 
 def _is_served(instance: Instance, table: int, option: ShardingOption, price: float) -> bool:
@@ -176,24 +185,23 @@ def packed(
     """Assign tables in these sharding options, or finer ones, to GPUs; None if they do not fit.
 
     Shards whose buffers take at most half a GPU's HBM pack best. If they do not fit, try shards as
-    large as a GPU, then lookups with fewer buffers. At last, balance the buffers of whole tables
-    with the fewest. Without that, a plan was 5% slower.
+    large as a GPU, then lookups with fewer buffers, then fewer replicas. At last, balance the
+    buffers of whole tables with the fewest. Without that, a plan was 5% slower.
     """
     tried: list[ShardingOption] = []
-    for largest_share, factor in _ATTEMPTS:
+    for largest_share, factor, replicated in _ATTEMPTS:
         dearer = factor * price
         if factor > 1:
             options = options_at_price(instance, options, dearer)
-        fitting = [
-            _option_that_fits(instance, table, option, largest_share)
-            for table, option in enumerate(options)
-        ]
+        if replicated < 1:
+            options = _with_fewer_replicas(instance, options, dearer, replicated)
+        fitting = _options_that_fit(instance, options, largest_share)
         assignment = None if fitting == tried else pack(instance, fitting, dearer, homes)
         if assignment is not None:
             return assignment
         tried = fitting
     options = [_frugal_option(instance, table) for table in range(instance.tables)]
-    fitting = [_option_that_fits(instance, table, one, 1.0) for table, one in enumerate(options)]
+    fitting = _options_that_fit(instance, options, 1.0)
     return pack(instance, fitting, price, homes, by_buffers=True)
 
 
@@ -340,36 +348,51 @@ def _frugal_option(instance: Instance, table: int) -> ShardingOption:
     return min((c for c in instance.options_of(table) if c.shard_count == 1), key=least_hbm)
 
 
-def _option_that_fits(
-    instance: Instance, table: int, option: ShardingOption, largest_share: float
-) -> ShardingOption:
-    """Return `option`, or one with more row slices if a shard is too large.
+def _with_fewer_replicas(
+    instance: Instance, options: Sequence[ShardingOption], price: float, kept: float
+) -> list[ShardingOption]:
+    """Return options with a share `kept` of the replicated tables, those that gain most by it.
 
-    A shard is too large if its buffers take more than `largest_share` of a GPU's HBM, or if no host
-    has room for its cold rows.
+    The others are whole. Replicas take HBM of every GPU, so none may have room for a large shard.
     """
+    cost_s = _costs_at(instance, price)
+    whole: dict[int, tuple[float, ShardingOption]] = {}
+    for table, option in enumerate(options):
+        every = instance.options_of(table)
+        others = [o for o in every if o.shard_count == 1 and not o.replicated_rows]
+        if option.replicated_rows and others:
+            least_s, other = min(cost_s(table, one) for one in others)
+            whole[table] = least_s - cost_s(table, option)[0], other
+    dropped = sorted(whole, key=lambda table: whole[table])[: round((1 - kept) * len(whole))]
+    return [whole[t][1] if t in dropped else option for t, option in enumerate(options)]
 
-    def fits(option: ShardingOption) -> bool:
-        shards = instance.shards(table, option)
-        if not shards:
-            return True
-        first = instance.costs_at(shards[0], instance.kinds[0], 0)
-        return bool(
-            first[BYTES] <= instance.hbm_bytes.max() * largest_share
-            and first[DRAM_BYTES] <= instance.dram_bytes.max() + instance.hbm_bytes.max()
-        )
 
-    if fits(option):
-        return option
-    finer = [
-        c
-        for c in instance.options_of(table)
-        if not c.column_widths
-        and c.shard_count > option.shard_count
-        and (c.replicated_rows, c.cold, c.home)
-        == (option.replicated_rows, option.cold, option.home)
-    ]
-    for more in finer:
-        if fits(more):
-            return more
-    return finer[-1] if finer else option
+def _options_that_fit(
+    instance: Instance, options: Sequence[ShardingOption], largest_share: float
+) -> list[ShardingOption]:
+    """Return options, with more row slices where a shard is too large.
+
+    A shard is too large if its buffers take more than `largest_share` of a GPU's HBM or than
+    replicas leave of it, or if no host has room for its cold rows.
+    """
+    replicas = [instance.replica(table, option) for table, option in enumerate(options)]
+    base = np.array(instance.replicated(tuple(r for r in replicas if r is not None)).costs)
+    most = float(instance.hbm_bytes.max())
+    room = float((instance.hbm_bytes - base[instance.kind_of_gpu, BYTES]).max())
+    room, dram_room = min(room, most * largest_share), float(instance.dram_bytes.max()) + most
+
+    def fits(table: int, option: ShardingOption) -> bool:
+        for first in instance.shards(table, option)[:1]:
+            costs = instance.costs_at(first, instance.kinds[0], 0)
+            return bool(costs[BYTES] <= room and costs[DRAM_BYTES] <= dram_room)
+        return True
+
+    def fitting(table: int, option: ShardingOption) -> ShardingOption:
+        if fits(table, option):
+            return option
+        more = [one for one in instance.options_of(table) if one.shard_count > option.shard_count]
+        way = (), option.replicated_rows, option.cold, option.home
+        finer = [o for o in more if (o.column_widths, o.replicated_rows, o.cold, o.home) == way]
+        return next((one for one in finer if fits(table, one)), [option, *finer][-1])
+
+    return [fitting(table, option) for table, option in enumerate(options)]
