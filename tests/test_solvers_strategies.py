@@ -173,19 +173,16 @@ def test_limits_that_are_reached_at_once(name: str, limit: str) -> None:
     assert result.termination.limit == limit
 
 
-def test_buffers_of_lookups_that_nearly_fill_hbm() -> None:
-    """A long table is cut, and others are read with fewer buffers, as `dp` does."""
-    workload, machine_of = (
-        named_workload("random-26@424398"),
-        Topology.parse("8xa100-40", hbm="319MiB"),
-    )
-    by_cost, program = (
-        solve(Problem(workload, machine_of, 8192), name, time_limit_s=60.0).step_time_s
-        for name in ("greedy-cost", "dp")
-    )
-    assert by_cost is not None
-    assert program is not None
-    assert by_cost <= program
+@pytest.mark.parametrize(
+    ("workload", "hbm"), [("random-26@424398", "319MiB"), ("mlperf-dcnv2", "628MiB")]
+)
+def test_buffers_of_lookups_that_nearly_fill_hbm(workload: str, hbm: str) -> None:
+    """Some tables are cut, others read with fewer buffers, and fewer replicated."""
+    problem = Problem(named_workload(workload), Topology.parse("8xa100-40", hbm=hbm), 8192)
+    found = solve(problem, "greedy-cost", time_limit_s=60.0)
+    assert found.step_time_s is not None
+    assert found.bound_s is not None
+    assert found.step_time_s < 2.5 * found.bound_s
 
 
 @pytest.mark.slow
