@@ -13,7 +13,7 @@ from torch import nn
 from training_cases import QUICK, ArrayLog, losses_of, plan_for, small_log
 
 from placer.errors import DataError, PlacerError, PlanMismatchError, ProblemError
-from placer.executor.backends.numba_backend import threads_for
+from placer.executor.streams import threads_for
 from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.tables import Feature

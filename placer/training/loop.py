@@ -15,10 +15,10 @@ from placer.data.log import Chunk, Log
 from placer.data.reader import EncodedLog
 from placer.errors import CheckpointError, DataError, PlanMismatchError
 from placer.executor.backends import usable_device
-from placer.executor.backends.numba_backend import threads_for, using_threads
 from placer.executor.distributed import serve_tables
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.lookahead import on_every_rank
+from placer.executor.streams import threads_for, using_threads
 from placer.files.locks import one_run
 from placer.growing import KeyCounts
 from placer.interrupt import deferred_interrupt
