@@ -220,6 +220,8 @@ def simulate(
     """
     options = (options or ReplayOptions()).of_plan(plan)
     equation = step_equation(cost_model)
+    if not streams:
+        raise DataError("there is no log to replay")
 
     def run(one: Plan) -> tuple[Simulator, Replayed, list[Window], float | None]:
         simulator = Simulator(one, options)

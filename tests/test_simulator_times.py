@@ -17,7 +17,7 @@ from cost_models import Calibrated, Roofline, TorchRec
 from cost_models.calibrated.model import TERMS
 from cost_models.replay import StepTimer, StepTimes, step_equation
 from cost_models.roofline import UPDATE_KERNELS, RooflineConstants
-from cost_models.simulation import Replayed, TimeSummary, replayed
+from cost_models.simulation import Replayed, TimeSummary, replayed, simulate
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import (
     COPIES,
@@ -409,6 +409,8 @@ def test_what_cannot_be_timed_is_refused() -> None:
         step_equation(TorchRec())
     with pytest.raises(DataError, match="no batch"):
         run(plan, [], problem)
+    with pytest.raises(DataError, match="no log to replay"):
+        simulate(plan, [], Roofline())
     with pytest.raises(PlanMismatchError, match=r"lacks features \['a'\]"):
         run(plan, [one_id_chunk(np.zeros(3, np.int64))], problem)
     with pytest.raises(DataError, match="id 9 is not a row of table 't'"):
