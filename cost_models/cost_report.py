@@ -202,7 +202,7 @@ class CostReport:
     def other_s(self) -> float:
         """Seconds of the step beside its phases and dense layers.
 
-        That are latencies of links, and what trainers add to each step.
+        They are latencies of links, and what trainers add to each step.
         """
         known_s = sum(phase.slowest_s for phase in self.phases)
         if self.has_dense_phase and self._waited_host is None:

@@ -382,10 +382,11 @@ def _options_that_fit(
     room, dram_room = min(room, most * largest_share), float(instance.dram_bytes.max()) + most
 
     def fits(table: int, option: ShardingOption) -> bool:
-        for first in instance.shards(table, option)[:1]:
-            costs = instance.costs_at(first, instance.kinds[0], 0)
-            return bool(costs[BYTES] <= room and costs[DRAM_BYTES] <= dram_room)
-        return True
+        shards = instance.shards(table, option)
+        if not shards:
+            return True
+        first = instance.costs_at(shards[0], instance.kinds[0], 0)
+        return bool(first[BYTES] <= room and first[DRAM_BYTES] <= dram_room)
 
     def fitting(table: int, option: ShardingOption) -> ShardingOption:
         if fits(table, option):
