@@ -15,7 +15,7 @@ DATA ?=
 help:
 	@echo "make demo            from a generated click log to a trained model; a few minutes"
 	@echo "make demo DATA=path  the same on a log of your own"
-	@echo "make test            lint, types, layers and the fast tests; four to eight minutes on two cores"
+	@echo "make test            lint, types, layers and the fast tests; two to five minutes on two quiet cores"
 	@echo "make test-full       the same with all tests, as in CI; up to 45 minutes"
 	@echo "make coverage        all tests once more, with the lines that they run counted"
 	@echo "make docs            the pages of docs/ as a site, in site/index.html; links are checked"
