@@ -1,6 +1,6 @@
 """Construct a first assignment: choose sharding options, then put shards on GPUs, largest first."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -18,14 +18,13 @@ Homes = Mapping[Arena, npt.NDArray[np.bool_]]
 
 _ANYWHERE: Homes = MappingProxyType({})
 
-_ATTEMPTS = (
-    (0.5, 1.0, 1.0), (1.0, 1.0, 1.0), (1.0, 2.0, 1.0), (1.0, 8.0, 1.0), (1.0, 64.0, 1.0),
-    (1.0, 1.0, 0.75), (1.0, 1.0, 0.5), (1.0, 1.0, 0.0),
-)  # fmt: skip
-"""Largest shard, as a share of a GPU's HBM; the price of HBM for which lookups of cold rows are
-chosen, as a multiple of the bound's; and the share of replicated tables that stay replicated. Each
-attempt starts with the options of the last. With the first two alone, steps were 2.5 and 6 times as
-long. Starting all with the first options was better on two problems and worse on three."""
+_ATTEMPTS = ((0.5, 1.0), (1.0, 1.0), (1.0, 2.0), (1.0, 8.0), (1.0, 64.0))
+"""Largest shard, as a share of a GPU's HBM, and the price of HBM for which lookups of cold rows are
+chosen, as a multiple of the bound's. Each attempt starts with the options of the last. With the
+first two alone, steps were 2.5 and 6 times as long."""
+
+_FEWER_REPLICAS = 16
+"""Number of attempts with ever fewer replicated tables."""
 
 _NORM = 5
 """Packing minimises the sum of phase times to this power."""
@@ -185,22 +184,23 @@ def packed(
 ) -> Assignment | None:
     """Assign tables in these sharding options, or finer ones, to GPUs; None if they do not fit.
 
-    Shards whose buffers take at most half a GPU's HBM pack best. If they do not fit, try shards as
-    large as a GPU, then lookups with fewer buffers, then fewer replicas. At last, balance the
-    buffers of whole tables with the fewest. Without that, a plan was 5% slower.
+    Shards whose buffers take at most half a GPU's HBM pack best. Then try shards as large as a GPU,
+    lookups with fewer buffers, fewer replicas, and whole tables with the fewest buffers, balanced.
     """
     tried: list[ShardingOption] = []
-    for largest_share, factor, replicated in _ATTEMPTS:
+    for largest_share, factor in _ATTEMPTS:
         dearer = factor * price
         if factor > 1:
             options = options_at_price(instance, options, dearer)
-        if replicated < 1:
-            options = _with_fewer_replicas(instance, options, dearer, replicated)
         fitting = _options_that_fit(instance, options, largest_share)
         assignment = None if fitting == tried else pack(instance, fitting, dearer, homes)
         if assignment is not None:
             return assignment
         tried = fitting
+    for fewer in _with_fewer_replicas(instance, options, price):
+        assignment = pack(instance, _options_that_fit(instance, fewer, 1.0), price, homes)
+        if assignment is not None:
+            return assignment
     options = [_frugal_option(instance, table) for table in range(instance.tables)]
     fitting = _options_that_fit(instance, options, 1.0)
     return pack(instance, fitting, price, homes, by_buffers=True)
@@ -343,16 +343,15 @@ def _frugal_option(instance: Instance, table: int) -> ShardingOption:
 
     def least_hbm(option: ShardingOption) -> float:
         needed = [instance.replica(table, option), *instance.shards(table, option)]
-        priced = [instance.costs_at(p, instance.kinds[0], 0)[BYTES] for p in needed if p]
-        return float(sum(priced))
+        return sum(float(instance.costs_at(o, instance.kinds[0], 0)[BYTES]) for o in needed if o)
 
     return min((c for c in instance.options_of(table) if c.shard_count == 1), key=least_hbm)
 
 
 def _with_fewer_replicas(
-    instance: Instance, options: Sequence[ShardingOption], price: float, kept: float
-) -> list[ShardingOption]:
-    """Return options with a share `kept` of the replicated tables, those that gain most by it.
+    instance: Instance, options: Sequence[ShardingOption], price: float
+) -> Iterator[list[ShardingOption]]:
+    """Yield options with ever fewer replicated tables; those that gain most by it stay longest.
 
     The others are whole. Replicas take HBM of every GPU, so none may have room for a large shard.
     """
@@ -364,8 +363,11 @@ def _with_fewer_replicas(
         if option.replicated_rows and others:
             least_s, other = min(cost_s(table, one) for one in others)
             whole[table] = least_s - cost_s(table, option)[0], other
-    dropped = sorted(whole, key=lambda table: whole[table])[: round((1 - kept) * len(whole))]
-    return [whole[t][1] if t in dropped else option for t, option in enumerate(options)]
+    fewer, step = list(options), -(-len(whole) // _FEWER_REPLICAS)
+    for number, table in enumerate(sorted(whole, key=whole.__getitem__), 1):
+        fewer[table] = whole[table][1]
+        if number % step == 0 or number == len(whole):
+            yield list(fewer)
 
 
 def _options_that_fit(
@@ -378,16 +380,13 @@ def _options_that_fit(
     """
     replicas = [instance.replica(table, option) for table, option in enumerate(options)]
     base = np.array(instance.replicated(tuple(r for r in replicas if r is not None)).costs)
-    most = float(instance.hbm_bytes.max())
+    gpu, most = instance.kinds[0], float(instance.hbm_bytes.max())
     room = float((instance.hbm_bytes - base[instance.kind_of_gpu, BYTES]).max())
     room, dram_room = min(room, most * largest_share), float(instance.dram_bytes.max()) + most
 
     def fits(table: int, option: ShardingOption) -> bool:
-        shards = instance.shards(table, option)
-        if not shards:
-            return True
-        first = instance.costs_at(shards[0], instance.kinds[0], 0)
-        return bool(first[BYTES] <= room and first[DRAM_BYTES] <= dram_room)
+        first = [instance.costs_at(s, gpu, 0) for s in instance.shards(table, option)[:1]]
+        return all(one[BYTES] <= room and one[DRAM_BYTES] <= dram_room for one in first)
 
     def fitting(table: int, option: ShardingOption) -> ShardingOption:
         if fits(table, option):
