@@ -200,7 +200,7 @@ class CostReport:
 
     @property
     def other_s(self) -> float:
-        """Seconds of the step beside its phases and dense layers.
+        """Seconds of the step that belong to no phase and to no dense layer.
 
         They are latencies of links, and what trainers add to each step.
         """

@@ -37,8 +37,8 @@ class StrictModel(BaseModel):
 
     @field_validator("*", mode="wrap")
     @classmethod
-    def _is_no_truth(cls, value: Any, taken: ValidatorFunctionWrapHandler) -> Any:
-        """Refuse true and false for numbers, which would be 1 and 0."""
+    def _refuse_truth_values(cls, value: Any, taken: ValidatorFunctionWrapHandler) -> Any:
+        """Refuse true and false where a number is expected; pydantic takes them as 1 and 0."""
         field = taken(value)
         if isinstance(value, bool) and not isinstance(field, bool):
             raise ValueError("it must be a number")

@@ -3,7 +3,7 @@
 A configuration is a frozen dataclass whose fields are made by `knob`. The command line makes
 options from these fields, and from parameters with an `Option` as their default.
 
-Options have defaults in `placer.toml` and in environment variables. The order of precedence is: the
+Users set defaults in `placer.toml` and in environment variables. The order of precedence is: the
 command line; the environment variable ``PLACER_COMMAND_OPTION``; the command's table in
 `placer.toml`; the keys above all tables there; the built-in default.
 """

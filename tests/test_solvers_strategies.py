@@ -174,11 +174,16 @@ def test_limits_that_are_reached_at_once(name: str, limit: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "hbm"), [("random-26@424398", "319MiB"), ("mlperf-dcnv2", "628MiB")]
+    ("workload", "gpus", "hbm"),
+    [
+        ("random-26@424398", "8xa100-40", "319MiB"),
+        ("mlperf-dcnv2", "8xa100-40", "628MiB"),
+        ("mlperf-dcnv2", "8xh100", "512MiB"),
+    ],
 )
-def test_buffers_of_lookups_that_nearly_fill_hbm(workload: str, hbm: str) -> None:
+def test_buffers_of_lookups_that_nearly_fill_hbm(workload: str, gpus: str, hbm: str) -> None:
     """Some tables are cut, others read with fewer buffers, and fewer replicated."""
-    problem = Problem(named_workload(workload), Topology.parse("8xa100-40", hbm=hbm), 8192)
+    problem = Problem(named_workload(workload), Topology.parse(gpus, hbm=hbm), 8192)
     found = solve(problem, "greedy-cost", time_limit_s=60.0)
     assert found.step_time_s is not None
     assert found.bound_s is not None

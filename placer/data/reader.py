@@ -1,4 +1,4 @@
-"""Open a log: find its files, format and columns, and choose how ids become rows; read it so."""
+"""Open a log: find its files, format and columns, choose how ids become rows, and read it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -159,7 +159,7 @@ def replan(
         found.append(anew)
     old_step_s = next((one.step_time_s for one in found if one.name == KEEP), None)
     candidates = _weighed(found, old_step_s)
-    # Of equal costs, this is the first one: it moves least, and is the fastest of those.
+    # They are sorted: of equal costs, the first one moves least.
     chosen = min(candidates, key=attrgetter("cost_s"), default=None)
     if chosen is not None:
         recorded = replace(chosen, plan=search.recorded(chosen, fresh))

@@ -58,7 +58,7 @@ def _margins(explanation: Explanation) -> Section:
             return value
         if value < 0:  # A cache of a few rows takes more time than they save.
             return "costs time"
-        # A price that is 0 but for rounding, as where servers hold all rows, is no measure.
+        # Where servers hold all rows, the price is 0 apart from rounding: ratios say nothing.
         is_measure = pooled > 0 and value <= 1e6 * pooled
         return form.times(value / pooled) if is_measure else "more" if value else "0"
 

@@ -20,8 +20,8 @@ _ANYWHERE: Homes = MappingProxyType({})
 
 _ATTEMPTS = ((0.5, 1.0), (1.0, 1.0), (1.0, 2.0), (1.0, 8.0), (1.0, 64.0))
 """Largest shard, as a share of a GPU's HBM, and the price of HBM for which lookups of cold rows are
-chosen, as a multiple of the bound's. Each attempt starts with the options of the last. With the
-first two alone, steps were 2.5 and 6 times as long."""
+chosen, as a multiple of the bound's. Each attempt starts with the options of the last. Without the
+others, and without fewer replicas, test_buffers_of_lookups_that_nearly_fill_hbm fails."""
 
 _FEWER_REPLICAS = 16
 """Number of attempts with ever fewer replicated tables."""

@@ -25,13 +25,11 @@ LONGEST_SHARES = (1.0, 2.0, 0.75, 0.5)
 """Limits of a shard's time in a phase, as multiples of the mean GPU's time in that phase."""
 
 DEARER = (1.1, 1.5, 3.0)
-"""Prices of HBM, as multiples of the bound's, for which lookups of cold rows are chosen. Where the
-buffers of lookups nearly fill HBM, those at the bound's price leave too little to each GPU: one
-step was 12% longer without others."""
+"""Prices of HBM, as multiples of the bound's, for which lookups of cold rows are chosen. Where
+buffers nearly fill HBM, the lookups for the bound's price leave a GPU no room for hot rows."""
 
 _FAR = 1.1
 """Try these prices if all packings at the bound's price take more than this multiple of it."""
-
 
 _CONSTRUCTION_SHARE = 0.5
 """Share of construction's time for packing shards; the rest improves the best packings."""

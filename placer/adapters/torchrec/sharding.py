@@ -303,9 +303,9 @@ def _part(
 def with_even_growing(plan: Plan, trainer: str) -> Plan:
     """Return the plan with each growing table's rows spread evenly over all GPUs.
 
-    Other trainers have such tables in no other way. A warning names the tables that are moved.
-    Tables whose rows are read in several ways, or by hosts, stay as they are.
-    Raises PlanError or CapacityError if a plan is not sound before or after.
+    TorchRec and dynamicemb support no other placement of these tables. A warning names the tables
+    that are moved. Tables whose rows are read in several ways, or by hosts, stay as they are.
+    Raises PlanError or CapacityError if the plan is not sound, before or after.
     """
     verify(plan)
     gpus, shards = [gpu.id for gpu in plan.topology.gpus], list(plan.shards)
@@ -329,8 +329,8 @@ def with_even_growing(plan: Plan, trainer: str) -> Plan:
         ]
     if not moved:
         return plan
-    words = f"spread evenly over {counted(len(gpus), 'GPU')}, as {trainer} has growing tables"
-    warnings.warn(f"{listed(moved, 3)}: {words}", stacklevel=3)
+    words = f"are spread evenly over {counted(len(gpus), 'GPU')}; {trainer} supports nothing else"
+    warnings.warn(f"rows of the growing {listed(moved, 3)} {words}", stacklevel=3)
     plan = replace(plan, shards=tuple(shards))
     verify(plan)
     return plan

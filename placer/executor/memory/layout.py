@@ -251,7 +251,7 @@ class Layout:
 
 
 def check_is_plan(plan: object) -> None:
-    """Raise PlanMismatchError for what is no plan, as of a search that found none."""
+    """Raise PlanMismatchError if `plan` is no Plan, such as None of a search that found none."""
     if not isinstance(plan, Plan):
         none = " (a search that finds no plan says why in SolveResult.termination)"
         raise PlanMismatchError(f"{plan!r} is no Plan{none if plan is None else ''}")
