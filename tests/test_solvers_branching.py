@@ -1,7 +1,7 @@
 """Branch and bound: what it leaves out, what it begins with, and when it stops."""
 
-import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import plan_cases
@@ -27,10 +27,12 @@ from solvers.search.branching import (
     branch_and_bound,
     formulation,
     nodes,
+    tree,
 )
 from solvers.search.branching.branches import Branches, Examined
 from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout
+from solvers.search.branching.nodes import Relaxed
 from solvers.search.branching.tree import relaxed
 from solvers.search.construction import construct
 from solvers.strategies._search import Search
@@ -247,14 +249,21 @@ def test_the_first_relaxation_is_the_same_whatever_options_it_begins_with(
 
 
 @pytest.mark.slow
-def test_threads_prove_no_more_than_is_true() -> None:
+def test_threads_prove_no_more_than_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
     root_s = searched(first, price).bound_s
+    solved: list[Relaxed] = []
+
+    def counted(*arguments: Any) -> Relaxed:
+        solved.append(relaxed(*arguments))
+        return solved[-1]
+
+    monkeypatch.setattr(tree, "relaxed", counted)
     found = []
     for threads in (1, 3):
-        # The search asks once a node, so a busy machine searches as far as an idle one.
-        answers = itertools.chain(itertools.repeat(False, 100), itertools.repeat(True))
-        limits = Limits(time_limit_s=3600, threads=threads, stop=answers.__next__)
+        solved.clear()
+        # Stop by relaxations, so that a busy machine searches as far as an idle one.
+        limits = Limits(time_limit_s=3600, threads=threads, stop=lambda: len(solved) >= 120)
         one = branch_and_bound(first, price, clock=Clock.start(limits))
         assert one is not None
         assert one.bound_s > root_s
