@@ -249,12 +249,11 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
     return tuple(costs)
 
 
-def dense_phase_s(problem: Problem) -> tuple[float, ...]:
-    """Return the seconds that the dense part adds to a step on each GPU; 0 if there is none."""
+def dense_step_s(problem: Problem) -> float | None:
+    """Return the seconds that the dense part adds to a step; None if there is none."""
     if isinstance(problem.dense, MeasuredDense):
-        return (problem.dense.step_s,) * len(problem.topology.gpus)
-    known = tuple(cost.step_s for cost in dense_costs(problem))
-    return known or (0.0,) * len(problem.topology.gpus)
+        return problem.dense.step_s
+    return max((cost.step_s for cost in dense_costs(problem)), default=None)
 
 
 def dense_cost(

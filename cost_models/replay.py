@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.arenas import Arena, arena_loads, arena_of
-from cost_models.base import Float
-from cost_models.dense import dense_phase_s
+from cost_models.base import Float, require_match
+from cost_models.dense import dense_step_s
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.loads import with_own_part
@@ -55,7 +55,6 @@ from cost_models.step_equation.work import (
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.division import servers_of
 from placer.plan.fields import PIPELINES, Pipeline
-from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
@@ -140,17 +139,17 @@ class StepTimer:
         if profile is None:  # Assume that all rows are read equally often.
             alike = (TableProfile(one, AccessCdf.zipf(one.rows, 0.0)) for one in plan.tables)
             profile = Profile(tuple(alike))
-        how: Any = {"dense": plan.dense, "exchange_dtype": plan.exchange_dtype}
-        problem = Problem(profile, topology, max(1, plan.batch_size), **how)
+        profile = Profile(tuple(profile[table.name] for table in plan.tables))  # Number as parts.
+        problem = Problem.of_plan(plan, profile)
+        require_match(problem, plan)
         self._schedules: dict[Pipeline, Schedule] = {
             pipeline: equation.schedule(replace(problem, pipeline=pipeline))
             for pipeline in PIPELINES
         }
-        self.dense_s = None if plan.dense is None else max(dense_phase_s(problem))
-        tables = _table_numbers(problem, plan)
+        self.dense_s = dense_step_s(problem)
         costs = [
             [equation.serving_costs(problem, table, number) for number in numbers.values()]
-            for table in tables
+            for table in range(len(plan.tables))
         ]
         # Costs of each table on each serving device; costs of reads are in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
@@ -307,12 +306,3 @@ def step_equation(model: object) -> StepEquation:
             "its times; take roofline, or a calibrated model"
         )
     return model
-
-
-def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
-    """Return the number of each of the plan's tables in the problem's profile."""
-    known = problem.profile.table_numbers
-    missing = [table.name for table in plan.tables if table.name not in known]
-    if missing:
-        raise PlanMismatchError(f"the profile has no table {missing[0]!r} of the plan")
-    return [known[table.name] for table in plan.tables]

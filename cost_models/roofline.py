@@ -33,7 +33,6 @@ import numpy as np
 
 from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
-from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.loads import ID_BYTES
@@ -50,7 +49,6 @@ from cost_models.step_equation.phases import (
 )
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.dense import DenseLayers
-from placer.plan.plan import Plan
 from placer.problem import Problem
 
 SORT_BYTES_PER_LOOKUP = 112
@@ -160,10 +158,9 @@ class Roofline(StepEquation):
         """Return the constants as JSON, for the key of the plan cache."""
         return asdict(self.constants)
 
-    @property
-    def relative_error(self) -> float | None:
-        """Median relative error for published steps that constants were not fitted to."""
-        return self.constants.relative_error
+    def relative_error(self, problem: Problem) -> float | None:
+        """Return the error for published steps that were not fitted; None for emulated GPUs."""
+        return None if problem.topology.emulated else self.constants.relative_error
 
     @property
     def lookup_shares(self) -> Float:
@@ -193,11 +190,6 @@ class Roofline(StepEquation):
             self.constants,
             problem.pipeline == "look-ahead",
         )
-
-    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """See `CostModel.evaluate`. For emulated GPUs, the error is unknown."""
-        report = super().evaluate(problem, plan)
-        return replace(report, relative_error=None) if problem.topology.emulated else report
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """Return seconds to launch an arena's kernels. See `CostModel.launches`."""

@@ -9,7 +9,6 @@ measurements had no exchange.
 import json
 import math
 import os
-import weakref
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 
 from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
-from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import (
@@ -35,9 +33,8 @@ from placer.errors import PlacerError
 from placer.files.atomic import SEAL, sealed, write_text
 from placer.files.reading import LimitError, read_json
 from placer.plan.fields import Pipeline
-from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.tables import OPTIMIZERS, Table
+from placer.tables import OPTIMIZERS, OptimizerName
 
 FORMAT = "placer-calibration"
 VERSION = 2
@@ -201,9 +198,8 @@ class Calibrated(StepEquation):
     def __init__(self, calibration: Calibration, name: str = "calibrated") -> None:
         self.name = name
         self.calibration = calibration
-        # Costs of the last problem, by table and seconds of an exchanged byte.
-        self._problem: weakref.ref[Problem] | None = None
-        self._costs: dict[tuple[int, float], UnitCosts] = {}
+        # By the table's optimizer and the seconds of an exchanged byte.
+        self._costs: dict[tuple[OptimizerName, float], UnitCosts] = {}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
@@ -214,28 +210,19 @@ class Calibrated(StepEquation):
         """Return the calibration as JSON, for the key of the plan cache."""
         return self.calibration.to_json()
 
-    @property
-    def relative_error(self) -> float:
-        """Median relative error of step times for cases that the fit did not use."""
-        return self.calibration.relative_error
-
-    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """See `CostModel.evaluate`. If a CPU was measured, the error is unknown for real GPUs."""
-        report = super().evaluate(problem, plan)
+    def relative_error(self, problem: Problem) -> float | None:
+        """Return the error for cases that were not fitted; None if CPUs were measured, not GPUs."""
         on_cpu = str(self.calibration.setting.get("device", "")).startswith("cpu")
         is_measured = not on_cpu or problem.topology.emulated
-        return report if is_measured else replace(report, relative_error=None)
+        return self.calibration.relative_error if is_measured else None
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
         """Return the measured costs, for any topology. See `StepEquation.unit_costs`."""
-        if self._problem is None or self._problem() is not problem:
-            self._problem, self._costs = weakref.ref(problem), {}
-        key = table, self._exchange_byte_s(problem, gpu)
-        costs = self._costs.get(key)
-        if costs is None:
-            spec = problem.profile.tables[table].table
-            costs = self._costs[key] = self._costs_of(spec, key[1])
-        return costs
+        optimizer = problem.profile.tables[table].table.optimizer
+        key = optimizer, self._exchange_byte_s(problem, gpu)
+        if key not in self._costs:
+            self._costs[key] = self._costs_of(*key)
+        return self._costs[key]
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the schedule with the fixed time of a step. See `CostModel.schedule`."""
@@ -277,10 +264,9 @@ class Calibrated(StepEquation):
     def _shard_s(self) -> float:
         return max(LEAST_SHARD_S, self.calibration.seconds("shard"))
 
-    def _costs_of(self, table: Table, exchange_byte_s: float) -> UnitCosts:
-        of, optimizer = self.calibration.seconds, table.optimizer
-        # Rows in HBM.
-        own = Rates(
+    def _costs_of(self, optimizer: OptimizerName, exchange_byte_s: float) -> UnitCosts:
+        of = self.calibration.seconds
+        own = Rates(  # For rows in HBM.
             lookup_s=of("lookup"),
             lookup_byte_s=of("lookup_byte"),
             row_s=of(f"row.{optimizer}"),

@@ -25,15 +25,10 @@ from functools import cache, lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.arenas import (
-    added_up,
-    arena_loads,
-    tables_by_arena,
-    times_by_arena,
-)
+from cost_models.arenas import added_up, arena_loads, tables_by_arena, times_by_arena
 from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
 from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
-from cost_models.dense import dense_costs, dense_phase_s
+from cost_models.dense import dense_costs, dense_step_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import point_curve, shard_curve
@@ -51,11 +46,7 @@ from cost_models.step_equation.phases import (
     schedule_of,
     with_lanes,
 )
-from cost_models.step_equation.work import (
-    Work,
-    only_link,
-    work_of,
-)
+from cost_models.step_equation.work import Work, work_of
 from placer.plan.fields import Shard
 from placer.plan.memory import device_memory, home_of, output_vectors, with_buffers
 from placer.plan.plan import Plan
@@ -71,9 +62,8 @@ _with_buffers = lru_cache(maxsize=32_768)(with_buffers)
 class StepEquation(CostModel, ABC):
     """Base class of cost models with the step equation; subclasses give the constants."""
 
-    @property
-    def relative_error(self) -> float | None:
-        """The median relative error of step times; None if it was not measured."""
+    def relative_error(self, problem: Problem) -> float | None:
+        """Return the median relative error of step times; None if it is not known."""
         return None
 
     @abstractmethod
@@ -127,16 +117,9 @@ class StepEquation(CostModel, ABC):
         if number < gpus:
             return self.unit_costs(problem, table, number)
         server = problem.topology.servers[number - gpus].id
-        rates, nothing = self.host_rates(problem, table, server), ReadCosts()
-        return UnitCosts(
-            device=nothing,
-            staged=nothing,
-            uva=nothing,
-            host=ReadCosts(link=rates, dram=rates),
-            hit=nothing,
-            miss=nothing,
-            exchange_byte_s=1 / problem.topology.server_bytes_per_s(server),
-        )
+        rates = self.host_rates(problem, table, server)
+        byte_s = 1 / problem.topology.server_bytes_per_s(server)
+        return UnitCosts(host=ReadCosts(link=rates, dram=rates), exchange_byte_s=byte_s)
 
     @property
     def lookup_shares(self) -> Float:
@@ -148,7 +131,7 @@ class StepEquation(CostModel, ABC):
         costs = dense_costs(problem)
         input_s = max((cost.input_s for cost in costs), default=0.0)
         allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
-        return schedule_of(problem, max(dense_phase_s(problem)), input_s, allreduce_s)
+        return schedule_of(problem, dense_step_s(problem) or 0.0, input_s, allreduce_s)
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """Return the `standard_options`. See `CostModel.sharding_options`."""
@@ -202,7 +185,8 @@ class StepEquation(CostModel, ABC):
             dram_s[work.host] += work.resource_s(rates)
             attached = topology.gpus_of(work.host)
             for number in (numbers[gpu.id] for gpu in attached):
-                costs = only_link(self.unit_costs(problem, work.table, number), work.kind)
+                link = self.unit_costs(problem, work.table, number).host.link
+                costs = UnitCosts(host=ReadCosts(link=link))
                 seconds = work.seconds(costs, self.lookup_shares)[:HOST] / len(attached)
                 phase_s[:, number] += seconds
                 pooling_s[:, number] += seconds
@@ -226,10 +210,10 @@ class StepEquation(CostModel, ABC):
             tuple(HostCost(host, seconds) for host, seconds in dram_s.items()),
             device_memory(plan),
             sum(hot) / sum(every) if any(every) else 1.0,
-            self.relative_error,
+            self.relative_error(problem),
             schedule,
             tuple(map(tuple, rows_s.tolist())),
-            None if problem.dense is None else max(dense_phase_s(problem)),
+            dense_step_s(problem),
             parts_s,
             {
                 name: TableCost(seconds, table_hot / lookups if lookups else 1.0)

@@ -139,11 +139,6 @@ def may_return_fewer(table: Table) -> bool:
     return rows + len(bags) - len(largest) < len(largest)
 
 
-def length_bytes(table: Table, samples: float) -> float:
-    """Return the bytes of the bag lengths that are sent with a table's ids."""
-    return samples * sum(feature.coverage > 0 for feature in table.features) * LENGTH_BYTES
-
-
 def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus: int) -> float:
     """Return the bytes of the sparse all-reduce of replicated rows' gradients, with row ids.
 
@@ -152,16 +147,6 @@ def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus
     """
     crossing = (unique + touched) * (width * OUTPUT_BYTES + ID_BYTES) * (replicas - 1) / replicas
     return with_own_part(crossing, gpus)
-
-
-def row_sum_bytes(table: Table, unique: float, column_slices: int, gpus: int) -> float:
-    """Return the bytes of Σ g² that row-wise Adagrad sends from a column slice to the others.
-
-    This assumes that each column slice is on a different GPU.
-    """
-    if table.optimizer != "rowwise_adagrad":
-        return 0.0
-    return with_own_part(unique * OUTPUT_BYTES * max(0, column_slices - 1), gpus)
 
 
 def with_own_part(crossing_bytes: float, gpus: int) -> float:

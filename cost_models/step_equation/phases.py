@@ -53,16 +53,13 @@ class Rates(NamedTuple):
         return Rates(*map(add, self, other))
 
 
-NOTHING = Rates()
-
-
 class ReadCosts(NamedTuple):
     """Seconds of each resource for reading and updating rows in one way."""
 
     # Seconds of the GPU: of its memory and its link to the host. They add up.
-    hbm: Rates = NOTHING
-    link: Rates = NOTHING
-    dram: Rates = NOTHING  # Seconds of the host's memory, which its GPUs share.
+    hbm: Rates = Rates()
+    link: Rates = Rates()
+    dram: Rates = Rates()  # Seconds of the host's memory, which its GPUs share.
 
 
 class UnitCosts(NamedTuple):
@@ -77,12 +74,12 @@ class UnitCosts(NamedTuple):
     """
 
     # Costs for each `ReadKind`.
-    device: ReadCosts
-    staged: ReadCosts
-    uva: ReadCosts
-    host: ReadCosts
-    hit: ReadCosts
-    miss: ReadCosts
+    device: ReadCosts = ReadCosts()
+    staged: ReadCosts = ReadCosts()
+    uva: ReadCosts = ReadCosts()
+    host: ReadCosts = ReadCosts()
+    hit: ReadCosts = ReadCosts()
+    miss: ReadCosts = ReadCosts()
     column_slice_s: float = 0.0  # For a group that has only some of the table's columns.
     shard_s: float = 0.0  # For each shard.
     # For a vector that a GPU returns once for a group, and for a byte of it: to write it, and to
