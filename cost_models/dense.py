@@ -1,14 +1,9 @@
 """The time of a step's dense part: layers, interaction and the sum of their gradients.
 
-A linear layer of i inputs and o outputs is one product of B·i·o multiply-accumulates forward, each
-of two floating-point operations. Backward, there are two such products, for the gradients of the
-weights and of the input. The first layer of the bottom MLP needs no gradient of its input. A
-product takes as long as its operations at the GPU's rate, or as reading and writing its matrices in
-GPU memory if that is longer. Activations and the interaction are read and written, too. Every
-kernel takes a launch.
-
-Gradients are summed over all GPUs like in PyTorch's DistributedDataParallel (Li et al. 2020,
-doi:10.14778/3415478.3415530): in buckets, each as soon as it is full, during the backward pass.
+docs/dense.md says what is counted. A linear layer of i inputs and o outputs is one product of B·i·o
+multiply-accumulates forward, each of two floating-point operations, and two such products backward.
+Gradients are summed like in PyTorch's DistributedDataParallel (Li et al. 2020,
+doi:10.14778/3415478.3415530).
 """
 
 from collections.abc import Iterator

@@ -1,18 +1,10 @@
 """Step times of a replayed log: counted units of work times the cost of each unit.
 
-Any cost model with a step equation has such unit costs (`cost_models.step_equation.phases`):
-roofline, or a calibrated model. `evaluate` multiplies them with the work that a profile predicts;
-this module multiplies them with the work that batches really did:
-
-* Lookups of rows in HBM, copies of staged and cached rows included, cost ``device`` or ``hit``.
-* A copy of a row to HBM and the way back of the row that it replaces cost what ``staged`` (or
-  ``miss``) costs more than that. Memories are charged half for each way. The link works both ways
-  at once, so it is charged for the busier way.
-* Staged and cached rows without an entry in HBM cost ``uva``.
-
-The seconds belong to phases of `cost_models.step_equation.phases`, and the schedule gives the step
-time. With look-ahead, copies of the next batch's rows and the exchange of ids of the batch after it
-run beside the present batch.
+`evaluate` multiplies the unit costs of a step equation (`cost_models.step_equation.phases`) with
+the work that a profile predicts; this module multiplies them with the work that batches really did.
+Lookups of rows in HBM, copies of staged and cached rows included, cost ``device`` or ``hit``, and
+staged and cached rows without an entry in HBM cost ``uva``. docs/simulate.md says how copies are
+charged, and what runs beside a step.
 """
 
 from collections import defaultdict

@@ -41,14 +41,9 @@ def standard_options(
 ) -> tuple[ShardingOption, ...]:
     """Return the sharding options of table number `table`, coarse options first.
 
-    They are 1 to 8 row slices, powers of two, and one for each GPU; 2 to 4 column slices of any
-    widths, or 5 to 8 of even widths; and grids of 2, 4 or 8 row and 2 or 4 column slices. All rows
-    may be replicated. Heavy tables may replicate the rows with 10% to 90% of the lookups, with the
-    others in a few row slices. The first of `colds` goes with all of these. Other ways to read cold
+    docs/solvers.md lists them. The first of `colds` goes with all of them. Other ways to read cold
     rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
-    row slices and even column slices. Caches only go with whole tables and even column slices.
-    Reading in place only goes with whole tables and one row slice for each GPU. Tables that were
-    counted from a log may also have powers of two of row slices that are read in place.
+    row slices and even column slices, caches and reading in place with fewer of these.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual, is_counted = colds[0], problem.profile.tables[table].counts is not None

@@ -54,11 +54,10 @@ TERMS = (
 """Names of constants, all in seconds. ``staged``, ``hit`` and ``uva`` are added to the cost of rows
 in HBM, and ``miss`` to the cost of a hit; ``host`` is the whole cost.
 
-An ``arena`` has a GPU's rows of one element type, width and optimizer, which share kernels.
-`ARENA_TERMS` are added to it, by how its rows are read: see `cost_models.arenas.ArenaCosts`. For
-row-wise Adagrad, whose state needs whole rows, ``rowwise_slice`` is added to a ``column_slice``,
-and ``rowwise_slice_byte`` for each byte of its distinct rows. A ``mapped_lookup`` finds its row in
-a map. ``replicas`` is for a GPU with any replicated rows.
+`ARENA_TERMS` are added to an ``arena``, by how its rows are read: see
+`cost_models.arenas.ArenaCosts`. For row-wise Adagrad, whose state needs whole rows,
+``rowwise_slice`` is added to a ``column_slice``, and ``rowwise_slice_byte`` for each byte of its
+distinct rows. A ``mapped_lookup`` finds its row in a map.
 """
 
 RATE_TERMS = ("lookup", "lookup_byte", "row", "row_byte", "vector", "vector_byte")

@@ -12,9 +12,7 @@ take time (`cost_models.arenas`). All these seconds belong to phases of the step
 (`cost_models.step_equation.phases`). Each phase takes as long as its slowest GPU. A step takes at
 least as long as the busiest host's memory, which the host's GPUs share.
 
-All shards of a table have the same constants, for all sharding options. So a plan costs the sum of
-its shards. Curves of staged rows and of rows read in place fall and are convex if no unit takes
-less time than for rows in HBM.
+All shards of a table have the same constants, for all sharding options.
 """
 
 from abc import ABC, abstractmethod

@@ -1,16 +1,9 @@
 """The phases of the executor's training step, and the cost of each unit of work in each phase.
 
-In a step, ids go to the GPUs that hold their rows. Staged rows are copied, rows are looked up and
-pooled, and pooled rows go back. After the dense layers, gradients go to the holders of the rows,
-which update them. Exchanges of ids, pooled rows and gradients are collectives: they wait for all.
-
-With look-ahead, copies of the next batch's rows and the exchange of ids of the batch after it run
-beside a step. The step takes as long as the longest of four chains: the remaining phases, the ids,
-all work of the host link, and all work of the network.
-
-Lookups that read rows in place share the link with copies, and pooled rows share the network with
-ids, so these phases take longer (`SharedLane`). Updates in place share the link, too. They need no
-delay of their own, as all work of the link is a chain.
+docs/cost-model.md says what the phases are, and which of them run beside each other with
+look-ahead. Lookups that read rows in place share the link with copies, and pooled rows share the
+network with ids, so these phases take longer (`SharedLane`). Updates in place share the link, too.
+They need no delay of their own, as all work of the link is a chain.
 """
 
 from functools import lru_cache

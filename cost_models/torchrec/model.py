@@ -1,11 +1,7 @@
 """The TorchRec cost model: step time and memory from the estimators of TorchRec's planner.
 
-The time of a rank is the sum of `Perf.total` over its shards, and the step takes as long as the
-slowest rank. The planner rates plans in the same way (`NoopPerfModel`). A table is placed whole, in
-even column slices, in contiguous row blocks over all GPUs or one host's GPUs, in a grid of both, or
-replicated. Its rows are in HBM (kernel ``fused``), in DRAM and read in place (``fused_uvm``), or in
-DRAM with a cache in HBM (``fused_uvm_caching``). Misses of caches come from the profile.
-docs/torchrec.md says what the formulas leave out.
+docs/torchrec.md says which placements TorchRec can hold, and what its formulas count and leave out.
+Misses of caches come from the profile.
 
 This module repeats no formula. One call of the estimators with all load factors makes a curve.
 """
