@@ -1,6 +1,8 @@
 """The sharding options that solvers search, for cost models that can cost all of them."""
 
 from collections.abc import Iterator
+from functools import cache
+from itertools import combinations_with_replacement
 from typing import Literal
 
 from cost_models.base import ANY_SHARE, IN_DRAM, Cold, ColdHome, ShardingOption
@@ -171,17 +173,13 @@ def _column_widths(spec: Table, gpus: int) -> Iterator[tuple[int, ...]]:
         if slices > _ANY_COLUMN_SLICES or units > _ANY_UNITS:
             yield even_widths(spec.dim, slices)
             continue
-        for parts in _partitions(units, slices, units):
+        for parts in _partitions(units, slices):
             yield tuple(COLUMN_MULTIPLE * part for part in parts)
 
 
-def _partitions(units: int, slices: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to write `units` as a sum of `slices` falling numbers up to `most`."""
-    if slices == 1:
-        if 0 < units <= most:
-            yield (units,)
-        return
+@cache
+def _partitions(units: int, slices: int) -> list[tuple[int, ...]]:
+    """Return all ways to write `units` as a sum of `slices` falling numbers."""
     # Falling numbers, because the order of the slices does not matter.
-    for first in range(min(most, units - slices + 1), (units - 1) // slices, -1):
-        for rest in _partitions(units - first, slices - 1, first):
-            yield first, *rest
+    falling = combinations_with_replacement(range(units - slices + 1, 0, -1), slices)
+    return [parts for parts in falling if sum(parts) == units]
