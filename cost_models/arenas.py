@@ -119,9 +119,7 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
 def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
     """Return for each GPU the arenas of `some` and `others` together, with their work added."""
     return [
-        one or other
-        if not (one and other)
-        else dict(other)
+        dict(other)
         | {arena: load.joined(other.get(arena, ArenaLoad())) for arena, load in one.items()}
         for one, other in zip(some, others, strict=True)
     ]
