@@ -15,7 +15,7 @@ from simulator_cases import one_id_chunk
 
 from cost_models import Calibrated, Roofline, TorchRec
 from cost_models.calibrated.model import TERMS
-from cost_models.replay import StepTimer, StepTimes, step_equation
+from cost_models.replay import StepTimer, StepTimes
 from cost_models.roofline import UPDATE_KERNELS, RooflineConstants
 from cost_models.simulation import Replayed, TimeSummary, replayed, simulate
 from cost_models.step_equation.equation import StepEquation
@@ -406,7 +406,7 @@ def test_what_cannot_be_timed_is_refused() -> None:
     with pytest.raises(PlanMismatchError, match="3 processes cannot share 2 GPUs"):
         Simulator(plan, ReplayOptions(3))
     with pytest.raises(PlacerError, match="'torchrec' has no constants"):
-        step_equation(TorchRec())
+        StepTimer(Simulator(plan).arrangement, TorchRec())
     with pytest.raises(DataError, match="no batch"):
         run(plan, [], problem)
     with pytest.raises(DataError, match="no log to replay"):
