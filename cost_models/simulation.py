@@ -60,9 +60,8 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
         yield from islice(batches_of(log, batch_size), batches)
 
     def read_ahead() -> Iterator[Chunk]:
-        # Read the next batch while the simulator counts the present batch.
         check_log(plan, log)
-        yield from in_background(read)
+        return in_background(read)  # Read the next batch while the present batch is counted.
 
     return log.description, read_ahead
 

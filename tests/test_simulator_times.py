@@ -252,7 +252,7 @@ def times_of(ahead: float, within: float) -> StepTimes:
     none, phase_s = np.zeros(1), np.zeros((8, 1))
     phase_s[[COPIES, LOOKUP], 0] = ahead, within
     problem = problem_of(zipf_table("t0", 4, 16), topology=machine(1))
-    schedules = {one: schedule_of(replace(problem, pipeline=one), 0.0) for one in PIPELINES}
+    schedules = {one: schedule_of(replace(problem, pipeline=one)) for one in PIPELINES}
     return StepTimes(phase_s, none, none, schedules)
 
 

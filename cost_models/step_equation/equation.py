@@ -26,7 +26,7 @@ import numpy.typing as npt
 from cost_models.arenas import added_up, arena_loads, tables_by_arena, times_by_arena
 from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
 from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
-from cost_models.dense import dense_costs, dense_step_s
+from cost_models.dense import dense_step_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import point_curve, shard_curve
@@ -126,10 +126,7 @@ class StepEquation(CostModel, ABC):
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the schedule of the executor's step. See `CostModel.schedule`."""
-        costs = dense_costs(problem)
-        input_s = max((cost.input_s for cost in costs), default=0.0)
-        allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
-        return schedule_of(problem, dense_step_s(problem) or 0.0, input_s, allreduce_s)
+        return schedule_of(problem)
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """Return the `standard_options`. See `CostModel.sharding_options`."""

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.base import Float
+from cost_models.dense import dense_costs, dense_step_s
 from cost_models.schedule import Schedule, SharedLane
 from placer.plan.fields import PIPELINES, Pipeline
 from placer.problem import Problem
@@ -112,15 +113,17 @@ _COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
 """Number of collectives in a phase: lengths of bags and ids; pooled rows; their gradients."""
 
 
-def schedule_of(
-    problem: Problem, dense_s: float, input_s: float = 0.0, allreduce_s: float = 0.0
-) -> Schedule:
+def schedule_of(problem: Problem) -> Schedule:
     """Return the schedule of a problem's pipeline.
 
-    The latency of collectives is added to their chains. Dense layers add `dense_s` to every step,
-    `input_s` to the host link for copies of inputs ahead of the step, and `allreduce_s` to the
-    network for gradients, mostly during the backward pass.
+    The latency of collectives is added to their chains. Dense layers add their own time to every
+    step, copies of inputs ahead of the step to the host link, and the sum of their gradients,
+    mostly during the backward pass, to the network.
     """
+    costs = dense_costs(problem)
+    input_s = max((cost.input_s for cost in costs), default=0.0)
+    allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
+    dense_s = dense_step_s(problem) or 0.0
     latency_s = problem.topology.exchange_latency_s
     ids_s = _COLLECTIVES["ids"] * latency_s
     main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
