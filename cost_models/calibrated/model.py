@@ -9,6 +9,7 @@ measurements had no exchange.
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -220,7 +221,8 @@ class Calibrated(StepEquation):
         optimizer = problem.profile.tables[table].table.optimizer
         key = optimizer, self._exchange_byte_s(problem, gpu)
         if key not in self._costs:
-            self._costs[key] = self._costs_of(*key)
+            of, tiers = self.calibration.seconds, self.calibration.tiers
+            self._costs[key] = unit_costs_of(of, optimizer, tiers, key[1], self._shard_s)
         return self._costs[key]
 
     def schedule(self, problem: Problem) -> Schedule:
@@ -263,42 +265,52 @@ class Calibrated(StepEquation):
     def _shard_s(self) -> float:
         return max(LEAST_SHARD_S, self.calibration.seconds("shard"))
 
-    def _costs_of(self, optimizer: OptimizerName, exchange_byte_s: float) -> UnitCosts:
-        of = self.calibration.seconds
-        own = Rates(  # For rows in HBM.
-            lookup_s=of("lookup"),
-            lookup_byte_s=of("lookup_byte"),
-            row_s=of(f"row.{optimizer}"),
-            row_byte_s=of(f"row_byte.{optimizer}"),
-        )
-        device = ReadCosts(own)
-        fixed = {
-            "output_vector_s": of("output_vector"),
-            "output_byte_s": of("output_byte"),
-            "exchange_byte_s": exchange_byte_s,
-            "column_slice_s": of("column_slice"),
-            "mapped_lookup_s": of("mapped_lookup"),
-            "shard_s": self._shard_s,
-        }
-        if optimizer == "rowwise_adagrad":
-            fixed["column_slice_s"] += of("rowwise_slice")
-            fixed["sliced_row_byte_s"] = of("rowwise_slice_byte")
-        if not self.calibration.tiers:
-            # The processor that pools is the host's, and reads all rows in place.
-            return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
-        hit, in_place = own + Rates(row_s=of("hit.row")), Rates(lookup_s=of("uva.lookup"))
-        in_place += Rates(row_s=of("uva.row"), row_byte_s=of("uva.row_byte"))
-        return UnitCosts(
-            device=device,
-            staged=ReadCosts(own, Rates(row_s=of("staged.row"), row_byte_s=of("staged.row_byte"))),
-            uva=ReadCosts(own, in_place),
-            host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in RATE_TERMS))),
-            hit=ReadCosts(hit),
-            miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
-            cache_row_s=of("cache_row"),
-            pooled_lookup_s=of("arena_pooled_lookup"),
-            **fixed,
-        )
+
+def unit_costs_of(
+    of: Callable[[str], Any],
+    optimizer: OptimizerName,
+    tiers: bool,
+    exchange_byte_s: Any,
+    shard_s: Any,
+) -> UnitCosts:
+    """Return the unit costs of tables with an optimizer; `of` gives the seconds of each of `TERMS`.
+
+    Seconds may be arrays. Costs are linear in them, except for `shard_s`, which has a least value.
+    """
+    own = Rates(  # For rows in HBM.
+        lookup_s=of("lookup"),
+        lookup_byte_s=of("lookup_byte"),
+        row_s=of(f"row.{optimizer}"),
+        row_byte_s=of(f"row_byte.{optimizer}"),
+    )
+    device = ReadCosts(own)
+    fixed = {
+        "output_vector_s": of("output_vector"),
+        "output_byte_s": of("output_byte"),
+        "exchange_byte_s": exchange_byte_s,
+        "column_slice_s": of("column_slice"),
+        "mapped_lookup_s": of("mapped_lookup"),
+        "shard_s": shard_s,
+    }
+    if optimizer == "rowwise_adagrad":
+        fixed["column_slice_s"] = of("column_slice") + of("rowwise_slice")
+        fixed["sliced_row_byte_s"] = of("rowwise_slice_byte")
+    if not tiers:
+        # The processor that pools is the host's, and reads all rows in place.
+        return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
+    hit, in_place = own + Rates(row_s=of("hit.row")), Rates(lookup_s=of("uva.lookup"))
+    in_place += Rates(row_s=of("uva.row"), row_byte_s=of("uva.row_byte"))
+    return UnitCosts(
+        device=device,
+        staged=ReadCosts(own, Rates(row_s=of("staged.row"), row_byte_s=of("staged.row_byte"))),
+        uva=ReadCosts(own, in_place),
+        host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in RATE_TERMS))),
+        hit=ReadCosts(hit),
+        miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
+        cache_row_s=of("cache_row"),
+        pooled_lookup_s=of("arena_pooled_lookup"),
+        **fixed,
+    )
 
 
 def _in_phases(seconds: float, pipeline: Pipeline) -> Float:

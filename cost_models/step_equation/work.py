@@ -140,7 +140,8 @@ class Work:
 
     def resource_s(self, rates: Rates) -> float:
         """Return the seconds of a resource with these rates."""
-        return float(sum(map(mul, rates, self.units)))
+        seconds: float = sum(map(mul, rates, self.units))
+        return seconds
 
 
 Group = tuple[str, tuple[int, int], tuple[str, ...]]
