@@ -93,11 +93,7 @@ class StepEquation(CostModel, ABC):
         return self.least_shard_s(problem)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
-        """Return the rates of a host's memory for rows that the host serves by itself."""
-        attached = problem.topology.gpus_of(host)
-        if attached:
-            number = problem.topology.gpus.index(attached[0])
-            return self.unit_costs(problem, table, number).host.dram
+        """Return the rates of the memory of a host without GPUs, for rows that it serves."""
         costs = self.unit_costs(problem, table, 0).host
         # Without constants of hosts' memory, take the constants of the time that GPUs wait.
         rates = costs.dram if any(costs.dram) else costs.link
@@ -174,18 +170,6 @@ class StepEquation(CostModel, ABC):
                 if seconds[HOST]:
                     for gpu in gpus.tolist():
                         dram_s[home_of(topology, topology.serving[gpu].id, "dram")] += seconds[HOST]
-            if work.gpus:
-                continue
-            rates = self.host_rates(problem, work.table, work.host)
-            dram_s[work.host] += work.resource_s(rates)
-            attached = topology.gpus_of(work.host)
-            for number in (numbers[gpu.id] for gpu in attached):
-                link = self.unit_costs(problem, work.table, number).host.link
-                costs = UnitCosts(host=ReadCosts(link=link))
-                seconds = work.seconds(costs, self.lookup_shares)[:HOST] / len(attached)
-                phase_s[:, number] += seconds
-                pooling_s[:, number] += seconds
-                table_s[work.table] += seconds.sum()
         by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
         for arena, members in tables_by_arena(problem, plan).items():
             # The tables of a GPU's arena share its time.
@@ -278,7 +262,7 @@ def _hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], 
     for work in works:
         spec = problem.profile.tables[work.table].table
         lookups = work.lookups * work.weight_bytes / spec.weight_bytes_per_row()
-        lookups *= max(1, len(work.gpus))
+        lookups *= len(work.gpus)
         hot[work.table] += lookups if work.kind in ("device", "hit") else 0.0
         every[work.table] += lookups
     return hot, every

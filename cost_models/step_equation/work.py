@@ -106,9 +106,10 @@ class Work:
     rows: float
     vectors: float
     # Numbers of the devices that each do this work: GPUs, then servers. There are several only for
-    # replicas, and none if `host` serves the shard for all its GPUs.
+    # replicas, and `by_host`: a host with GPUs serves the rows by itself, over the links of all its
+    # GPUs, each of which has an equal part of the work.
     gpus: tuple[int, ...] = ()
-    host: str = ""
+    by_host: bool = False
     # Only a shard's first work has the shard's extras; a group's first work also has the group's.
     extras: Extras = NO_EXTRAS
     # Bytes of a row's weights and state in its home; 0 if as many as in HBM.
@@ -118,7 +119,8 @@ class Work:
     def amounts(self) -> tuple[object, ...]:
         """Everything except the device. Works with equal amounts take equal time on equal GPUs."""
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
-        return self.table, self.kind, sizes, self.lookups, self.rows, self.vectors, self.extras
+        counts = self.lookups, self.rows, self.vectors
+        return self.table, self.kind, self.by_host, sizes, counts, self.extras
 
     def seconds(self, costs: UnitCosts, shares: Float) -> Float:
         """Return seconds of each phase, with extras, and of the host's memory, shape (9,).
@@ -126,6 +128,8 @@ class Work:
         See `read_matrix`.
         """
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
+        if self.by_host:
+            costs = UnitCosts(host=costs.host._replace(hbm=Rates()))
         matrix = read_matrix(costs, self.kind, sizes, shares)
         seconds: Float = matrix @ (self.lookups, self.rows, self.vectors)
         seconds[:HOST] += self.extras.phase_s(costs)
@@ -202,7 +206,10 @@ def _on_devices(topology: Topology, shard: Shard, works: Sequence[Work]) -> Iter
             yield replace(first, gpus=gpus, extras=extras)
             yield from (replace(one, gpus=gpus) for one in others)
         for host in (device for device in devices if device not in numbers):
-            yield replace(first, host=host, extras=NO_EXTRAS)
+            gpus = tuple(numbers[gpu.id] for gpu in topology.gpus_of(host))
+            lookups, rows = first.lookups / len(gpus), first.rows / len(gpus)
+            part = replace(first, lookups=lookups, rows=rows, vectors=first.vectors / len(gpus))
+            yield replace(part, gpus=gpus, by_host=True, extras=NO_EXTRAS)
 
 
 def works_anywhere(
