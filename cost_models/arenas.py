@@ -13,14 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.base import CostModel
+from cost_models.base import CostModel, Float
 from cost_models.step_equation.loads import slice_load
 from cost_models.step_equation.work import group_of, groups_of, host_pools
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.tables import DType, OptimizerName, Table
-
-Float = npt.NDArray[np.float64]
 
 Arena = tuple[DType, OptimizerName, int]
 """The element type, optimizer and width of an arena's rows."""

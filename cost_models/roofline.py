@@ -18,25 +18,21 @@ from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.loads import ID_BYTES
+from cost_models.step_equation.loads import ID_BYTES, SORT_BYTES_PER_LOOKUP
 from cost_models.step_equation.phases import (
     LOOKUP,
+    LOOKUP_SHARES,
     READ_KINDS,
     ROWS,
     UPDATE,
     Rates,
     ReadCosts,
     UnitCosts,
-    lookup_shares,
     with_lanes,
 )
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.dense import DenseLayers
 from placer.problem import Problem
-
-SORT_BYTES_PER_LOOKUP = 112
-"""HBM bytes to sort one (row, bag) pair of 12 bytes: 96 for four radix passes that read and write
-it, and 16 for a histogram pass with its ids."""
 
 UPDATE_KERNELS = 10
 """Number of kernels that FBGEMM launches for an arena's update: a histogram and four passes of a
@@ -264,7 +260,7 @@ def _costs(
 
 def _lookup_shares(constants: RooflineConstants) -> Float:
     """Return the lookup's share of each constant of `_costs`; see `StepEquation`."""
-    shares = lookup_shares(ID_BYTES, SORT_BYTES_PER_LOOKUP)
+    shares = LOOKUP_SHARES.copy()
     looked_up, update = constants.looked_up, constants.sorted
     reads = constants.repeat_share / constants.lookup_share
     once = (1 - constants.repeat_share) / constants.lookup_share

@@ -33,13 +33,13 @@ from cost_models.step_equation.curve import point_curve, shard_curve
 from cost_models.step_equation.loads import may_return_fewer
 from cost_models.step_equation.phases import (
     HOST,
+    LOOKUP_SHARES,
     NAMES,
     ROWS,
     Amount,
     Rates,
     ReadCosts,
     UnitCosts,
-    lookup_shares,
     parts_of,
     schedule_of,
     with_lanes,
@@ -49,9 +49,6 @@ from placer.plan.fields import Shard
 from placer.plan.memory import device_memory, home_of, output_vectors, with_buffers
 from placer.plan.plan import Plan
 from placer.problem import Problem
-
-_SHARES = lookup_shares()
-
 
 # Cache, as solvers size a plan several times, and several machines need the same sizes.
 _with_buffers = lru_cache(maxsize=32_768)(with_buffers)
@@ -117,8 +114,8 @@ class StepEquation(CostModel, ABC):
 
     @property
     def lookup_shares(self) -> Float:
-        """The lookup's share of each constant of `ReadCosts`; see `phases.lookup_shares`."""
-        return _SHARES
+        """The lookup's share of each constant of `ReadCosts`; see `phases.LOOKUP_SHARES`."""
+        return LOOKUP_SHARES
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the schedule of the executor's step. See `CostModel.schedule`."""

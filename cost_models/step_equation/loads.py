@@ -9,14 +9,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from cost_models.base import Float, Int
 from placer.plan.memory import STEPS_IN_FLIGHT, output_vectors, slice_members
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
-
-Float = npt.NDArray[np.float64]
-Int = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=4096)
@@ -103,6 +100,10 @@ def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
 
 ID_BYTES = 8
 """Bytes of an id: an int64 when it is sent and in memory."""
+
+SORT_BYTES_PER_LOOKUP = 112
+"""HBM bytes to sort one (row, bag) pair of 12 bytes: 96 for four radix passes that read and write
+it, and 16 for a histogram pass with its ids."""
 
 LENGTH_BYTES = 4
 """Bytes of a bag's length: an int32 when it is sent."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from cost_models.base import Float
 from cost_models.dense import dense_costs, dense_step_s
 from cost_models.schedule import Schedule, SharedLane
+from cost_models.step_equation.loads import ID_BYTES, SORT_BYTES_PER_LOOKUP
 from placer.plan.fields import PIPELINES, Pipeline
 from placer.problem import Problem
 
@@ -95,10 +96,6 @@ class UnitCosts(NamedTuple):
         """Return the costs of one way to read rows."""
         costs: ReadCosts = getattr(self, kind)
         return costs
-
-
-SHAPE = (len(READ_KINDS), len(ReadCosts._fields), len(Rates._fields))
-"""Shape of an array over kinds of read, resources (HBM, link, DRAM) and rates."""
 
 
 IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
@@ -188,7 +185,7 @@ def read_matrix(
 
     The shape is (9, 3): phases and `HOST`, by lookup, distinct row and vector. `sizes` are bytes of
     a row's weights, of its weights and state in HBM, and of the same in its home; 0 means as many
-    as in HBM. See `lookup_shares` for `shares`.
+    as in HBM. See `LOOKUP_SHARES` for `shares`.
     """
     of_kind = shares[READ_KINDS.index(kind)]
     return _read_matrix(costs.read(kind), kind, sizes, of_kind.tobytes())
@@ -217,20 +214,23 @@ def _read_matrix(
     return matrix
 
 
-def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:
-    """Return the lookup's share of each constant of `ReadCosts`, an array of `SHAPE`.
-
-    The shares count bytes. The lookup reads ids and weights. The update sorts ids, gathers a
-    gradient for each lookup, and reads and writes weights and state. Copies of staged rows arrive
-    in HBM before the lookup and leave after the update.
-    """
-    lookup = id_bytes / (id_bytes + sort_bytes)
+def _lookup_shares() -> Float:
+    lookup = ID_BYTES / (ID_BYTES + SORT_BYTES_PER_LOOKUP)
     in_memory = (lookup, 0.5, 0.0, 0.0, 0.5, 0.5)
     copied = (lookup, 0.5, 0.5, 0.25, 0.5, 0.5)
     in_place = (lookup, 0.0, 0.0, 0.0, 0.5, 0.5)
     over_link = (1.0, 1.0, 0.0, 0.0, 0.5, 0.5)
-    shares = np.zeros(SHAPE)
+    shares = np.zeros((len(READ_KINDS), len(ReadCosts._fields), len(Rates._fields)))
     for number, kind in enumerate(READ_KINDS):
         hbm = copied if kind in ("staged", "miss") else in_memory
         shares[number] = (in_place if kind == "uva" else hbm, over_link, in_memory)
     return shares
+
+
+LOOKUP_SHARES = _lookup_shares()
+"""The lookup's share of each constant of `ReadCosts`, shape (kinds of read, resources, rates).
+
+The shares count bytes. The lookup reads ids and weights. The update sorts ids, gathers a gradient
+for each lookup, and reads and writes weights and state. Copies of staged rows arrive in HBM before
+the lookup and leave after the update.
+"""
