@@ -7,7 +7,6 @@ measurements had no exchange.
 """
 
 import json
-import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -131,20 +130,15 @@ class Calibration:
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
         """Read a calibration from a file that `save` wrote."""
         try:
-            return cls.from_json(read_json(Path(path)), path)
-        except (OSError, LimitError) as error:
-            raise _unreadable(path, error) from error
-
-    @classmethod
-    def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
-        """Return the calibration from an object of `to_json`; errors name the file `path`."""
-        try:
-            data = dict(document)
+            data = dict(read_json(Path(path)))
             altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]
             data.pop(SEAL, None)
             kind, version = data.pop("format"), data.pop("version")
-        except (TypeError, ValueError, KeyError) as error:
-            raise _unreadable(path, error) from error
+        except (OSError, LimitError, TypeError, ValueError, KeyError) as error:
+            raise PlacerError(
+                f"cannot read a calibration from {path}: {error!r}; make one with "
+                "`placer calibrate -o FILE`"
+            ) from error
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
@@ -154,17 +148,12 @@ class Calibration:
         try:
             constants = {name: Constant(**value) for name, value in data.pop("constants").items()}
             unknown = sorted(constants.keys() - set(TERMS))
-            wrong = [
-                name
-                for name, one in constants.items()
-                if not all(0 <= seconds < math.inf for seconds in astuple(one))
-            ]
+            wrong = [name for name, one in constants.items() if min(astuple(one)) < 0]
             if unknown or wrong:
                 raise ValueError(f"constants {unknown or wrong}")
             made = cls(constants, noise=Noise(**data.pop("noise")), **data)
-            numbers = (made.relative_error, made.p90_error, *astuple(made.noise))
-            if not all(math.isfinite(number) for number in numbers):
-                raise ValueError(f"errors or noise are no numbers: {numbers}")
+            if min(made.relative_error, made.p90_error, *astuple(made.noise)) < 0:
+                raise ValueError("errors or noise are negative")
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise PlacerError(f"{path} is a damaged calibration: {error!r}") from error
         if altered:
@@ -173,13 +162,6 @@ class Calibration:
                 "again; a calibration of your own has no sha256"
             )
         return made
-
-
-def _unreadable(path: str | os.PathLike[str], error: Exception) -> PlacerError:
-    return PlacerError(
-        f"cannot read a calibration from {path}: {error!r}; make one with "
-        "`placer calibrate -o FILE`"
-    )
 
 
 LEAST_SHARD_S = 1e-7
