@@ -36,7 +36,6 @@ from cost_models.step_equation.phases import (
     LOOKUP_SHARES,
     NAMES,
     ROWS,
-    Amount,
     Rates,
     ReadCosts,
     UnitCosts,
@@ -140,15 +139,13 @@ class StepEquation(CostModel, ABC):
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Return the cost of a whole plan. See `CostModel.evaluate`."""
         topology = problem.topology
-        numbers, serving = topology.serving_numbers, len(topology.serving)
         schedule = self.schedule(problem)
         # The last axis has the GPUs, then the servers.
-        phase_s = np.zeros((ROWS, serving))
-        pooling_s, launch_s, drive_s = np.zeros_like(phase_s), np.zeros(serving), np.zeros(serving)
+        parts_s = np.zeros((len(PARTS), ROWS, len(topology.serving)))
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         table_s = np.zeros(len(problem.profile))
-        known: dict[tuple[object, ...], tuple[Float, Amount]] = {}
+        known: dict[tuple[object, ...], tuple[Float, float]] = {}
         kinds_of = cache(partial(_by_kind, np.array(topology.kind_of_gpu)))
         for work in works:
             for kind, gpus in kinds_of(work.gpus):  # Equal GPUs do equal work for replicas.
@@ -156,39 +153,35 @@ class StepEquation(CostModel, ABC):
                 if key not in known:
                     costs = self.serving_costs(problem, work.table, int(gpus[0]))
                     seconds = work.seconds(costs, self.lookup_shares)
-                    known[key] = seconds, work.extras.launch_s(costs)
-                seconds, launched_s = known[key]
-                table_s[work.table] += gpus.size * seconds[:HOST].sum()
-                phase_s[:, gpus] += seconds[:HOST, None]
-                launch_s[gpus] += launched_s
-                drive_s[gpus] += work.extras.drive_s
-                if work.kind == "host":
-                    pooling_s[:, gpus] += seconds[:HOST, None]
-                if seconds[HOST]:
-                    for gpu in gpus.tolist():
-                        dram_s[home_of(topology, topology.serving[gpu].id, "dram")] += seconds[HOST]
+                    fixed_s = work.extras.launch_s(costs), work.extras.drive_s
+                    own_s = parts_of(seconds[:HOST], work.kind, *fixed_s)
+                    known[key] = own_s, float(seconds[HOST])
+                own_s, host_s = known[key]
+                table_s[work.table] += gpus.size * own_s.sum()
+                parts_s[:, :, gpus] += own_s[..., None]
+                for gpu in gpus.tolist() if host_s else ():
+                    dram_s[home_of(topology, topology.serving[gpu].id, "dram")] += host_s
         by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
         for arena, members in tables_by_arena(problem, plan).items():
             # The tables of a GPU's arena share its time.
             arena_s = [of[arena][: len(NAMES)].sum() if arena in of else 0.0 for of in by_arena]
             table_s += members @ (np.array(arena_s) / np.maximum(1, members.sum(axis=0)))
         arenas_s = added_up(by_arena, len(schedule.phases))
-        rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
-        parts_s = parts_of(phase_s, pooling_s, launch_s, drive_s)
         parts_s = with_lanes(parts_s, problem.pipeline)
         parts_s[PARTS.index("launches")] += arenas_s
         hbm_s, link_s, pooled_s, exchange_s, launches_s, drives_s = parts_s[:, : len(NAMES)].sum(1)
         of_gpus = np.stack((hbm_s, link_s + pooled_s + drives_s, exchange_s, launches_s), axis=1)
+        by_gpu = zip(topology.serving_numbers, of_gpus.tolist(), strict=True)
         hot, every = _hbm_lookups(problem, works)
         return CostReport(
             self.name,
-            tuple(GpuCost(one, *of) for one, of in zip(numbers, of_gpus.tolist(), strict=True)),
+            tuple(GpuCost(one, *of) for one, of in by_gpu),
             tuple(HostCost(host, seconds) for host, seconds in dram_s.items()),
             device_memory(plan),
             sum(hot) / sum(every) if any(every) else 1.0,
             self.relative_error(problem),
             schedule,
-            tuple(map(tuple, rows_s.tolist())),
+            tuple(map(tuple, parts_s.sum(axis=0).tolist())),
             dense_step_s(problem),
             parts_s,
             {

@@ -155,22 +155,19 @@ def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
     return rows
 
 
-def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
-    """Divide phase times among the `cost_models.cost_report.PARTS`; return shape (6, 8, GPUs).
+def parts_of(seconds: Float, kind: ReadKind, launch_s: Amount, drive_s: Amount) -> Float:
+    """Divide the phases of a work, shape (8,), among `cost_models.cost_report.PARTS`, shape (6, 8).
 
-    `phase_s` are seconds of all works, and `pooling_s` of works that hosts pool, both of shape
-    (8, GPUs). `launch_s` are fixed costs of shards, and `drive_s` seconds of rows on drives.
+    Fixed costs of shards take `launch_s` of these seconds, and rows on drives `drive_s`.
     """
-    parts_s = np.zeros((6, *phase_s.shape))
+    parts_s = np.zeros((6, ROWS))
     hbm_s, link_s, by_hosts_s, exchange_s, launches_s, drives_s = parts_s
-    on_link = [LINK_LOOKUP, LINK_UPDATE]
-    by_hosts_s[on_link] = pooling_s[on_link]
-    link_s[on_link] = phase_s[on_link] - pooling_s[on_link]
+    on_link, exchanged = [LINK_LOOKUP, LINK_UPDATE], [IDS, OUTPUTS, GRADIENTS]
+    (by_hosts_s if kind == "host" else link_s)[on_link] = seconds[on_link]
     launches_s[[LOOKUP, UPDATE]] = launch_s / 2
-    link_s[COPIES], drives_s[COPIES] = phase_s[COPIES] - drive_s, drive_s
-    exchanged = [IDS, OUTPUTS, GRADIENTS]
-    exchange_s[exchanged] = phase_s[exchanged]
-    hbm_s += phase_s - parts_s[1:].sum(axis=0)
+    link_s[COPIES], drives_s[COPIES] = seconds[COPIES] - drive_s, drive_s
+    exchange_s[exchanged] = seconds[exchanged]
+    hbm_s += seconds - parts_s[1:].sum(axis=0)
     return parts_s
 
 
