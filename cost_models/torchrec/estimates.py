@@ -341,8 +341,6 @@ class Estimates:
             dram_s=np.zeros(hot.size),
             hbm_bytes=hbm_bytes,
             dram_bytes=np.where(hot < rows, rows * row_bytes, 0).astype(np.float64),
-            split_s=0.0,
-            split_hbm_bytes=0.0,
             only_points=True,
         )
 
