@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from placer.dense import DenseLayers, DenseMath, DenseNetwork, MeasuredDense, Product
+from placer.dense.network import FLOAT_BYTES
 from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.devices import Gpu
@@ -170,9 +171,6 @@ BUCKET_BYTES = 25 * 2**20
 _COLLECTIVES = 2
 """Collectives of a bucket: each GPU sums a part, and then sends it to all."""
 
-_FLOAT_BYTES = 4
-_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class DenseCost:
@@ -269,9 +267,7 @@ def dense_cost(
     return DenseCost(
         forward_s=forward_s,
         backward_s=backward_s,
-        update_s=network.parameter_bytes
-        * (3 + 2 * _STATES[network.layers.optimizer])
-        / gpu.hbm_bytes_per_s,
+        update_s=(3 * network.parameter_bytes + 2 * network.state_bytes) / gpu.hbm_bytes_per_s,
         allreduce_s=network.parameter_bytes * sum_s,
         exposed_s=max(0.0, _summed_at(steps, sum_s, latency_s) - backward_s),
         input_s=samples * network.input_bytes_per_sample / topology.host_link_bytes_per_s(gpu.id),
@@ -301,7 +297,7 @@ def _backward(
     backwards = list(zip(network.products, layers_s, strict=True))[::-1]
     for is_top, group in groupby(backwards, key=lambda one: one[0].part == "top"):
         for product, seconds in group:
-            yield seconds, product.parameters * _FLOAT_BYTES
+            yield seconds, product.parameters * FLOAT_BYTES
         if is_top:
             yield interaction_s, 0
 
