@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -254,16 +255,13 @@ class Estimates:
             stats=self._statistics[key],
         )
 
-    def option(
-        self, profile: TableProfile, sharding: Sharding, load_factor: Any = None
-    ) -> TorchRecOption:
+    def option(self, profile: TableProfile, sharding: Sharding) -> TorchRecOption:
         """Return TorchRec's sharding option of a table, without estimates.
 
-        `load_factor` replaces the load factor of `sharding`, and may be `Many`.
+        The sharding's load factor may be `Many`.
         """
         table = profile.table
         lengths, pooled = input_lengths(table)
-        factor = sharding.load_factor if load_factor is None else load_factor
         cached = sharding.kernel == "fused_uvm_caching"
         rows = max(1, table.rows)
         return TorchRecOption(
@@ -283,7 +281,7 @@ class Estimates:
                 )
                 for block in sharding.blocks
             ],
-            cache_params=self.cache_params(profile, factor) if cached else None,
+            cache_params=self.cache_params(profile, sharding.load_factor) if cached else None,
             is_pooled=pooled,
         )
 
@@ -316,13 +314,13 @@ class Estimates:
             kept = (caches < rows) & (np.diff(caches, prepend=0.0) > 0)
             points, caches = points[kept], caches[kept]
             if caches.size:
-                caching = Sharding(kind, "fused_uvm_caching", (block,))
-                factors = _load_factor(caches, rows, largest.rows).view(Many)
-                options.append(self.option(profile, caching, factors))
+                factors: Any = _load_factor(caches, rows, largest.rows).view(Many)
+                caching = Sharding(kind, "fused_uvm_caching", (block,), factors)
+                options.append(self.option(profile, caching))
                 if rows < largest.rows:
-                    caching = Sharding(kind, "fused_uvm_caching", (largest,))
                     factors = (points / largest.rows).view(Many)
-                    timed = [self.option(profile, caching, factors)]
+                    caching = replace(caching, blocks=(largest,), load_factor=factors)
+                    timed = [self.option(profile, caching)]
         if rows or is_replica:
             kernel: Kernel = "dense" if kind == "data_parallel" else "fused"
             options.append(self.option(profile, Sharding(kind, kernel, (block,))))
