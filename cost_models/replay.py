@@ -136,7 +136,8 @@ class StepTimer:
         if profile is None:  # Assume that all rows are read equally often.
             alike = (TableProfile(one, AccessCdf.zipf(one.rows, 0.0)) for one in plan.tables)
             profile = Profile(tuple(alike))
-        profile = Profile(tuple(profile[table.name] for table in plan.tables))  # Number as parts.
+        # In the order of the plan's tables, by whose numbers parts and counts name them.
+        profile = Profile(tuple(profile[table.name] for table in plan.tables))
         problem = Problem.of_plan(plan, profile)
         require_match(problem, plan)
         self._schedules: dict[Pipeline, Schedule] = {

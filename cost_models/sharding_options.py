@@ -45,7 +45,7 @@ def standard_options(
 
     docs/solvers.md lists them. The first of `colds` goes with all of them. Other ways to read cold
     rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
-    row slices and even column slices, caches and reading in place with fewer of these.
+    row slices and even column slices; caches and reading in place with fewer of these.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual, is_counted = colds[0], problem.profile.tables[table].counts is not None
