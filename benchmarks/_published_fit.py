@@ -15,7 +15,7 @@ from _published_plans import plan_of
 from cost_models import Roofline
 from cost_models.base import Float
 from cost_models.cost_report import CostReport
-from cost_models.dense import dense_phase_s
+from cost_models.dense import dense_step_s
 from cost_models.roofline import RooflineConstants
 
 FORWARD = ("ids", "copies", "lookup", "outputs")
@@ -161,7 +161,7 @@ def ask(measurement: Measurement) -> Asked:
         moved.append(np.array(report.phase_s) - phases)
         changes.append(_amounts(constants) - amounts)
     rates = np.tensordot(np.linalg.inv(np.array(changes)), np.array(moved), 1)
-    dense_s = max(dense_phase_s(problem)) if problem.dense is not None else 0.0
+    dense_s = dense_step_s(problem) or 0.0
     return Asked(measurement, first, phases - np.tensordot(amounts, rates, 1), rates, dense_s)
 
 

@@ -13,14 +13,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.base import CostModel
+from cost_models.base import CostModel, Float
 from cost_models.step_equation.loads import slice_load
 from cost_models.step_equation.work import group_of, groups_of, host_pools
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.tables import DType, OptimizerName, Table
-
-Float = npt.NDArray[np.float64]
 
 Arena = tuple[DType, OptimizerName, int]
 """The element type, optimizer and width of an arena's rows."""
@@ -119,9 +117,7 @@ def arena_loads(problem: Problem, plan: Plan) -> list[dict[Arena, ArenaLoad]]:
 def joined_loads(some: Sequence[Loads], others: Sequence[Loads]) -> list[Loads]:
     """Return for each GPU the arenas of `some` and `others` together, with their work added."""
     return [
-        one or other
-        if not (one and other)
-        else dict(other)
+        dict(other)
         | {arena: load.joined(other.get(arena, ArenaLoad())) for arena, load in one.items()}
         for one, other in zip(some, others, strict=True)
     ]

@@ -212,8 +212,8 @@ class CostCurve:
     dram_s: Float
     hbm_bytes: Float
     dram_bytes: Float
-    split_s: float
-    split_hbm_bytes: float
+    split_s: float = 0.0
+    split_hbm_bytes: float = 0.0
     gpu_s_of_phases: Float | None = None
     split_s_of_phases: Float | None = None
     drive_s: Float | None = None

@@ -125,17 +125,22 @@ class CostReport:
         >>> report.step_time_if({"hbm": 0.5})
         0.75
         """
-        parts_s = self.parts_s
-        if parts_s is None:
-            one = [(g.hbm_s, g.link_s, 0.0, g.communication_s, g.launch_s, 0.0) for g in self.gpus]
-            parts_s = np.array(one).T[:, None]
-        times = sum(scale.get(part, 1.0) * of for part, of in zip(PARTS, parts_s, strict=True))
+        parts_s = zip(PARTS, self.part_times_s, strict=True)
+        times = sum(scale.get(part, 1.0) * of for part, of in parts_s)
         fixed_s = self.schedule.fixed_s
         if self.dense_s and fixed_s:
             fixed_s = (fixed_s[0] - (1 - dense) * self.dense_s, *fixed_s[1:])
         busiest = max((host.dram_s for host in self.hosts), default=0.0)
         schedule = replace(self.schedule, fixed_s=fixed_s)
         return max(schedule.step_time_s(np.asarray(times)), dram * busiest)
+
+    @property
+    def part_times_s(self) -> Float:
+        """Seconds of each of `PARTS`, phase and GPU, shape (parts, phases, GPUs)."""
+        if self.parts_s is not None:
+            return self.parts_s
+        one = [(g.hbm_s, g.link_s, 0.0, g.communication_s, g.launch_s, 0.0) for g in self.gpus]
+        return np.array(one).T[:, None]
 
     @property
     def phase_times_s(self) -> Float:
@@ -224,26 +229,17 @@ class CostReport:
 
     @property
     def bottleneck(self) -> str:
-        """Name what the step waits for: the slowest GPU and its longest phase.
+        """Name what the step waits for: the slowest GPU and its longest phase or part.
 
         If they take longer, it is a host's memory or the dense layers.
         """
         if self._waited_host is not None:
             return f"{self._waited_host.device} dram"
-        if self.phase_s:
-            names, times = self.longest_chain
-            of_slowest = times[:, self.slowest_gpu]
-            if self.has_dense_phase and (self.dense_s or 0.0) > of_slowest.max():
-                return "dense layers"
-            return f"{self.gpus[self.slowest_gpu].device} {names[int(of_slowest.argmax())]}"
-        slowest = self.gpus[self.slowest_gpu]
-        parts = {
-            "hbm": slowest.hbm_s,
-            "link": slowest.link_s,
-            "communication": slowest.communication_s,
-            "launches": slowest.launch_s,
-        }
-        return f"{slowest.device} {max(parts, key=lambda part: parts[part])}"
+        names, times = self.longest_chain if self.phase_s else (PARTS, self.part_times_s[:, 0])
+        of_slowest = times[:, self.slowest_gpu]
+        if self.has_dense_phase and (self.dense_s or 0.0) > of_slowest.max():
+            return "dense layers"
+        return f"{self.gpus[self.slowest_gpu].device} {names[int(of_slowest.argmax())]}"
 
     @property
     def balance(self) -> float:

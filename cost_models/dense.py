@@ -1,14 +1,9 @@
 """The time of a step's dense part: layers, interaction and the sum of their gradients.
 
-A linear layer of i inputs and o outputs is one product of B·i·o multiply-accumulates forward, each
-of two floating-point operations. Backward, there are two such products, for the gradients of the
-weights and of the input. The first layer of the bottom MLP needs no gradient of its input. A
-product takes as long as its operations at the GPU's rate, or as reading and writing its matrices in
-GPU memory if that is longer. Activations and the interaction are read and written, too. Every
-kernel takes a launch.
-
-Gradients are summed over all GPUs like in PyTorch's DistributedDataParallel (Li et al. 2020,
-doi:10.14778/3415478.3415530): in buckets, each as soon as it is full, during the backward pass.
+docs/dense.md says what is counted. A linear layer of i inputs and o outputs is one product of B·i·o
+multiply-accumulates forward, each of two floating-point operations, and two such products backward.
+Gradients are summed like in PyTorch's DistributedDataParallel (Li et al. 2020,
+doi:10.14778/3415478.3415530).
 """
 
 from collections.abc import Iterator
@@ -16,6 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from placer.dense import DenseLayers, DenseMath, DenseNetwork, MeasuredDense, Product
+from placer.dense.network import FLOAT_BYTES
 from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.devices import Gpu
@@ -175,9 +171,6 @@ BUCKET_BYTES = 25 * 2**20
 _COLLECTIVES = 2
 """Collectives of a bucket: each GPU sums a part, and then sends it to all."""
 
-_FLOAT_BYTES = 4
-_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class DenseCost:
@@ -249,12 +242,11 @@ def dense_costs(problem: Problem) -> tuple[DenseCost, ...]:
     return tuple(costs)
 
 
-def dense_phase_s(problem: Problem) -> tuple[float, ...]:
-    """Return the seconds that the dense part adds to a step on each GPU; 0 if there is none."""
+def dense_step_s(problem: Problem) -> float | None:
+    """Return the seconds that the dense part adds to a step; None if there is none."""
     if isinstance(problem.dense, MeasuredDense):
-        return (problem.dense.step_s,) * len(problem.topology.gpus)
-    known = tuple(cost.step_s for cost in dense_costs(problem))
-    return known or (0.0,) * len(problem.topology.gpus)
+        return problem.dense.step_s
+    return max((cost.step_s for cost in dense_costs(problem)), default=None)
 
 
 def dense_cost(
@@ -275,9 +267,7 @@ def dense_cost(
     return DenseCost(
         forward_s=forward_s,
         backward_s=backward_s,
-        update_s=network.parameter_bytes
-        * (3 + 2 * _STATES[network.layers.optimizer])
-        / gpu.hbm_bytes_per_s,
+        update_s=(3 * network.parameter_bytes + 2 * network.state_bytes) / gpu.hbm_bytes_per_s,
         allreduce_s=network.parameter_bytes * sum_s,
         exposed_s=max(0.0, _summed_at(steps, sum_s, latency_s) - backward_s),
         input_s=samples * network.input_bytes_per_sample / topology.host_link_bytes_per_s(gpu.id),
@@ -307,7 +297,7 @@ def _backward(
     backwards = list(zip(network.products, layers_s, strict=True))[::-1]
     for is_top, group in groupby(backwards, key=lambda one: one[0].part == "top"):
         for product, seconds in group:
-            yield seconds, product.parameters * _FLOAT_BYTES
+            yield seconds, product.parameters * FLOAT_BYTES
         if is_top:
             yield interaction_s, 0
 

@@ -1,22 +1,14 @@
 """Step times of a replayed log: counted units of work times the cost of each unit.
 
-Any cost model with a step equation has such unit costs (`cost_models.step_equation.phases`):
-roofline, or a calibrated model. `evaluate` multiplies them with the work that a profile predicts;
-this module multiplies them with the work that batches really did:
-
-* Lookups of rows in HBM, copies of staged and cached rows included, cost ``device`` or ``hit``.
-* A copy of a row to HBM and the way back of the row that it replaces cost what ``staged`` (or
-  ``miss``) costs more than that. Memories are charged half for each way. The link works both ways
-  at once, so it is charged for the busier way.
-* Staged and cached rows without an entry in HBM cost ``uva``.
-
-The seconds belong to phases of `cost_models.step_equation.phases`, and the schedule gives the step
-time. With look-ahead, copies of the next batch's rows and the exchange of ids of the batch after it
-run beside the present batch.
+`evaluate` multiplies the unit costs of a step equation (`cost_models.step_equation.phases`) with
+the work that a profile predicts; this module multiplies them with the work that batches really did.
+Lookups of rows in HBM, copies of staged and cached rows included, cost ``device`` or ``hit``, and
+staged and cached rows without an entry in HBM cost ``uva``. docs/simulate.md says how copies are
+charged, and what runs beside a step.
 """
 
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.arenas import Arena, arena_loads, arena_of
-from cost_models.base import Float
-from cost_models.dense import dense_phase_s
+from cost_models.base import CostModel, Float, require_match
+from cost_models.dense import dense_step_s
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.loads import with_own_part
@@ -45,7 +37,6 @@ from cost_models.step_equation.phases import (
 )
 from cost_models.step_equation.work import (
     Extras,
-    Group,
     drive_row_s,
     group_of,
     groups_of,
@@ -55,7 +46,6 @@ from cost_models.step_equation.work import (
 from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.division import servers_of
 from placer.plan.fields import PIPELINES, Pipeline
-from placer.plan.plan import Plan
 from placer.problem import Problem
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
@@ -117,12 +107,18 @@ class StepTimer:
     """Turns counts of steps into seconds, for an arrangement of one process per GPU and server.
 
     Without the profile of the plan's tables, all rows count as read equally often. Raises
-    PlanMismatchError if a process stands for several GPUs.
+    PlanMismatchError if a process stands for several GPUs, and PlacerError if the cost model has no
+    step equation.
     """
 
     def __init__(
-        self, arrangement: Arrangement, equation: StepEquation, profile: Profile | None = None
+        self, arrangement: Arrangement, equation: CostModel, profile: Profile | None = None
     ) -> None:
+        if not isinstance(equation, StepEquation):
+            raise PlacerError(
+                f"cost model {equation.name!r} has no constants for a unit of work, so counts say "
+                "nothing of its times; take roofline, or a calibrated model"
+            )
         plan = arrangement.plan
         topology = plan.topology
         servers = servers_of(plan)
@@ -140,26 +136,24 @@ class StepTimer:
         if profile is None:  # Assume that all rows are read equally often.
             alike = (TableProfile(one, AccessCdf.zipf(one.rows, 0.0)) for one in plan.tables)
             profile = Profile(tuple(alike))
-        how: Any = {"dense": plan.dense, "exchange_dtype": plan.exchange_dtype}
-        problem = Problem(profile, topology, max(1, plan.batch_size), **how)
+        # In the order of the plan's tables, by whose numbers parts and counts name them.
+        profile = Profile(tuple(profile[table.name] for table in plan.tables))
+        problem = Problem.of_plan(plan, profile)
+        require_match(problem, plan)
         self._schedules: dict[Pipeline, Schedule] = {
             pipeline: equation.schedule(replace(problem, pipeline=pipeline))
             for pipeline in PIPELINES
         }
-        self.dense_s = None if plan.dense is None else max(dense_phase_s(problem))
-        tables = _table_numbers(problem, plan)
+        self.dense_s = dense_step_s(problem)
         costs = [
             [equation.serving_costs(problem, table, number) for number in numbers.values()]
-            for table in tables
+            for table in range(len(plan.tables))
         ]
         # Costs of each table on each serving device; costs of reads are in the constants of parts.
         without_reads: list[Any] = [ReadCosts()] * len(READ_KINDS)
         arrays = np.array([[each[len(READ_KINDS) :] for each in row] for row in costs])
         self._costs = UnitCosts(*without_reads, *np.moveaxis(arrays, -1, 0))
-        groups = groups_of(plan)
-        mapped = {group: is_mapped(profile[group[0]], shards) for group, shards in groups.items()}
-        pooled = {group for group, shards in groups.items() if host_pools(shards)}
-        self._add_parts(arrangement, costs, equation.lookup_shares, mapped, pooled)
+        self._add_parts(arrangement, costs, equation.lookup_shares, profile)
         # Arenas of each serving device, and their costs.
         serial, serving = replace(problem, pipeline="serial"), range(len(numbers))
         self._loads = [list(loads.items()) for loads in arena_loads(problem, plan)]
@@ -171,8 +165,7 @@ class StepTimer:
         arrangement: Arrangement,
         costs: Sequence[Sequence[UnitCosts]],
         lookup_shares: Float,
-        mapped: Mapping[Group, bool],
-        pooled: Container[Group],
+        profile: Profile,
     ) -> None:
         """Set the costs of each part, as arrays to multiply with counts."""
         plan, parts = arrangement.plan, arrangement.parts
@@ -182,13 +175,12 @@ class StepTimer:
         self._in_cache = np.array([part.uses_row_cache for part in parts], dtype=bool)
         self._replicated = np.array([part.replicated for part in parts], dtype=bool)
         self._serving, self._hosts = np.zeros((count, len(numbers))), np.zeros((len(hosts), count))
-        self._group_lookup_s, self._sliced_row_s = np.zeros(count), np.zeros(count)
         # The share of a shard's columns in each part, as every part counts the shard's lookups.
         self._shares, self._pooled = np.zeros(count), np.zeros(count, dtype=bool)
         self._parts_of: dict[tuple[int, Arena], list[int]] = defaultdict(list)
         # Fixed costs of shards and column slices, by serving device.
         self._launch_s = np.zeros(len(numbers))
-        seen: set[tuple[object, int]] = set()
+        groups, seen = groups_of(plan), set[tuple[object, int]]()
         # Seconds of phases and of hosts, for a lookup, a row and a vector; see `read_matrix`.
         shape = count, HOST + 1, 3
         self._in_hbm, self._copied, self._in_place = (np.zeros(shape) for _ in range(3))
@@ -200,12 +192,16 @@ class StepTimer:
             self._hosts[hosts[part.device if gpu is None else gpu.host], at] = 1.0
             self._parts_of[number, arena_of(table, shard.width)].append(at)
             self._shares[at] = (part.cols[1] - part.cols[0]) / shard.width
-            self._pooled[at] = group in pooled
-            lookup_s = mapped[group] * unit.mapped_lookup_s
-            lookup_s += (group in pooled) * unit.pooled_lookup_s
-            self._group_lookup_s[at] = self._shares[at] * lookup_s
-            if is_slice:
-                self._sliced_row_s[at] = part.row_bytes * unit.sliced_row_byte_s
+            self._pooled[at] = host_pools(groups[group])
+            # What lookups and rows cost besides, however they are read.
+            mapped = is_mapped(profile[table.name], groups[group])
+            lookup = Extras(
+                mapped_lookups=mapped * self._shares[at],
+                pooled_lookups=self._pooled[at] * self._shares[at],
+            )
+            row = Extras(sliced_row_bytes=float(is_slice * part.row_bytes))
+            besides = np.zeros(shape[1:])
+            besides[:HOST, 0], besides[:HOST, 1] = lookup.phase_s(unit), row.phase_s(unit)
             extras = Extras(
                 float(is_slice and (group, number) not in seen), (part.shard, number) not in seen
             )
@@ -215,7 +211,7 @@ class StepTimer:
             home_bytes = float(table.bytes_per_row(part.cols[1] - part.cols[0], shard.dtype))
             sizes = float(part.weight_bytes), float(part.row_bytes)
             self._in_hbm[at], self._copied[at], self._in_place[at] = (
-                read_matrix(unit, kind, (*sizes, home), lookup_shares)
+                besides + read_matrix(unit, kind, (*sizes, home), lookup_shares)
                 for kind, home in zip(_KINDS[part.lookup], (0.0, home_bytes, 0.0), strict=True)
             )
             if shard.memory == "ssd":
@@ -253,9 +249,6 @@ class StepTimer:
         lookups, rows = c.lookups - c.in_place_lookups, np.maximum(touched - c.in_place_rows, 0)
         own = _times(self._in_hbm, lookups, rows, c.vectors)
         own += _times(self._in_place, c.in_place_lookups, c.in_place_rows)
-        own[[LOOKUP, UPDATE]] += (
-            c.lookups * self._group_lookup_s + touched * self._sliced_row_s
-        ) / 2
         missed = np.where(self._in_cache, lookups - c.hit_lookups, 0)
         copies = _times(self._copied, missed, (c.staged_rows + c.written_back_rows) / 2)
         busier = np.maximum(c.staged_rows, c.written_back_rows)
@@ -293,26 +286,3 @@ def _times(seconds: Float, *amounts: npt.NDArray[Any]) -> Float:
     units = np.stack(amounts, axis=1)
     times: Float = np.einsum("pru,pu->rp", seconds[:, :, : len(amounts)], units)
     return times
-
-
-def step_equation(model: object) -> StepEquation:
-    """Return the cost model if it has costs of units of work, for multiplying with counts.
-
-    Raises PlacerError if it has none.
-    """
-    if not isinstance(model, StepEquation):
-        name = getattr(model, "name", type(model).__name__)
-        raise PlacerError(
-            f"cost model {name!r} has no constants for a unit of work, so counts say nothing of "
-            "its times; take roofline, or a calibrated model"
-        )
-    return model
-
-
-def _table_numbers(problem: Problem, plan: Plan) -> list[int]:
-    """Return the number of each of the plan's tables in the problem's profile."""
-    known = problem.profile.table_numbers
-    missing = [table.name for table in plan.tables if table.name not in known]
-    if missing:
-        raise PlanMismatchError(f"the profile has no table {missing[0]!r} of the plan")
-    return [known[table.name] for table in plan.tables]

@@ -1,24 +1,7 @@
 """The roofline cost model: time is bytes moved over bandwidth, for each shard and GPU.
 
-A step has L lookups in a shard and touches U distinct rows. A row has w bytes of weights and s
-bytes of optimizer state. The shard returns V vectors.
-
-* Rows in HBM: the forward pass reads U·w, and `RooflineConstants.repeat_share` of (L − U)·w for
-  lookups that repeat a row. The backward pass gathers a gradient of w bytes for each lookup, sorts
-  the lookups by row, and reads and writes U·(w + s).
-* Staged rows: U·(w + s) cross the link each way at the same time, and host memory moves twice these
-  bytes. HBM writes and reads the copies, besides the work of rows in HBM.
-* Rows read in place (uva): the lookup's reads and U·(w + s) use the link and host memory.
-* Rows pooled by the host: V·w cross the link each way. Host memory does the work of rows in HBM, at
-  `RooflineConstants.host_pool_share` of its bandwidth, and the GPU waits.
-* Communication: an all-to-all brings ids and bag lengths, sends V float32 vectors and returns their
-  gradients. Replicas look up their own samples and all-reduce the gradients of the touched rows;
-  see `cost_models.step_equation.loads`.
-* Launches: a constant for each kernel, one for an arena's lookup and `UPDATE_KERNELS` for its
-update.
-
-Lookups reach `RooflineConstants.lookup_share` of the memory's bandwidth, and updates
-`RooflineConstants.update_share`. Each moves some bytes besides its row, so narrow rows cost more.
+docs/cost-model.md lists the bytes of each way to read rows, and the share of a bandwidth that each
+reaches. Each lookup and update moves some bytes besides its row, so narrow rows cost more.
 
 These bytes over bandwidths are the constants of the step equation
 (`cost_models.step_equation.equation`). RecShard (doi:10.1145/3503222.3507777), TorchRec's
@@ -33,29 +16,23 @@ import numpy as np
 
 from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
-from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.loads import ID_BYTES
+from cost_models.step_equation.loads import ID_BYTES, SORT_BYTES_PER_LOOKUP
 from cost_models.step_equation.phases import (
     LOOKUP,
+    LOOKUP_SHARES,
     READ_KINDS,
     ROWS,
     UPDATE,
     Rates,
     ReadCosts,
     UnitCosts,
-    lookup_shares,
     with_lanes,
 )
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.dense import DenseLayers
-from placer.plan.plan import Plan
 from placer.problem import Problem
-
-SORT_BYTES_PER_LOOKUP = 112
-"""HBM bytes to sort one (row, bag) pair of 12 bytes: 96 for four radix passes that read and write
-it, and 16 for a histogram pass with its ids."""
 
 UPDATE_KERNELS = 10
 """Number of kernels that FBGEMM launches for an arena's update: a histogram and four passes of a
@@ -66,45 +43,34 @@ radix sort, run lengths and their sums, and updates of short and of long runs.""
 class RooflineConstants:
     """Shares of bandwidths that kernels reach, and bytes that they move besides rows.
 
-    docs/published.md lists the figures. ``fitted`` means fitted to the measurements there;
-    ``python benchmarks/published.py --fit`` repeats the fit.
+    docs/cost-model.md has the source of each. Several are fitted to the measurements of
+    docs/published.md; ``python benchmarks/published.py --fit`` repeats the fit.
     """
 
-    # Share of `Gpu.hbm_bytes_per_s`, which streams reach. FBGEMM's lookups reach 63 to 71% of an
-    # H100's peak, Triton's 81% (torchrec 4757, 4688). Presets have 90% of the peak: so about 0.80.
+    # Share of `Gpu.hbm_bytes_per_s`, which streams reach, for lookups. The same for sorting
+    # lookups, gathering gradients and updating rows.
     lookup_share: float = 0.80
-    # The same share for sorting lookups, gathering gradients and updating rows; fitted.
     update_share: float = 0.63
-    # Bytes of a lookup besides its id and its row. With them, rows of 128 columns take 4.65 times
-    # as long as rows of 16 (torchrec 2365) instead of 8 times. TorchRec's own estimators charge
-    # rows of less than 64 columns 1.75 times their bytes.
+    # Bytes of a lookup besides its id and its row. Such bytes of its update, besides the sort.
     lookup_bytes: float = 35.0
-    update_bytes: float = 95.0  # Such bytes of the update, besides the sort; fitted.
+    update_bytes: float = 95.0
     # Share of a row's bytes that a lookup reads if the step has read the row before. The GPU's L2
-    # cache serves the rest, of HBM and of the host: 0.17 and 0.18 in FBGEMM's lookups of 1.05
-    # million ids with 434,000 distinct rows (recsys-examples); fitted.
+    # cache serves the rest, of HBM and of the host.
     repeat_share: float = 0.24
-    # Cost of looking up an id in a cache, as bytes of HBM: 3 ns on H100 (FBGEMM), 3.5 on A100 and 8
-    # on V100 (HPS in UGache's logs), all about as many bytes at their bandwidths.
-    probe_bytes: float = 6200.0
-    # Share of the host link's bandwidth for copies both ways at once: 0.44 to 0.75 on PCIe 4.0
-    # (nvbandwidth 11, 53 and its README), 0.86 on PCIe 5.0; fitted between them.
-    copy_share: float = 0.75
-    # Share of the link for rows that a kernel reads at random: 35 of 55 GB/s on H100 (nvbandwidth
-    # 24), 16 of 25 on A100 (HierarchicalKV).
+    probe_bytes: float = 6200.0  # Cost of looking up an id in a cache, as bytes of HBM.
+    copy_share: float = 0.75  # Share of the host link's bandwidth for copies both ways at once.
+    # Share of the link for rows that a kernel reads at random, and for rows that it reads and
+    # writes back, both ways at once.
     in_place_share: float = 0.64
-    # Share of the link for rows that a kernel reads and writes back, both ways at once: 42 of 55
-    # GB/s each way on H100 (recsys-examples, managed memory, for SGD and for Adam).
     in_place_update_share: float = 0.76
-    # Share of the host memory's bandwidth that its processors reach when they pool and update rows;
-    # fitted to 16 steps on an H100 whose host pools the rows outside HBM (docs/cost-model.md).
+    # Share of the host memory's bandwidth that its processors reach when they pool and update rows.
+    # Share of that time that a GPU waits.
     host_pool_share: float = 0.58
-    # Share of that time that a GPU waits; the same 16 steps are nearer to all of it than to none.
     host_wait_share: float = 1.0
-    # Seconds that a trainer adds to a step with dense layers, fitted to trainers that launch graphs
-    # of kernels. If Python launches each kernel, it is more: up to 18 ms a step.
+    # Seconds that a trainer adds to a step with dense layers if it launches graphs of kernels (up
+    # to 18 ms if Python launches each). Additional seconds with several GPUs.
     step_s: float = 0.36e-3
-    exchange_step_s: float = 1.02e-3  # Additional seconds with several GPUs; fitted.
+    exchange_step_s: float = 1.02e-3
     arena_s: float = 0.0  # Seconds of Python that starts an arena's kernels, besides launches.
     staging_s: float = 0.0  # Additional seconds of an arena to make room for copied rows.
     # Share of the time of copies beside a step by which they delay the step's other kernels.
@@ -160,10 +126,9 @@ class Roofline(StepEquation):
         """Return the constants as JSON, for the key of the plan cache."""
         return asdict(self.constants)
 
-    @property
-    def relative_error(self) -> float | None:
-        """Median relative error for published steps that constants were not fitted to."""
-        return self.constants.relative_error
+    def relative_error(self, problem: Problem) -> float | None:
+        """Return the error for published steps that were not fitted; None for emulated GPUs."""
+        return None if problem.topology.emulated else self.constants.relative_error
 
     @property
     def lookup_shares(self) -> Float:
@@ -193,11 +158,6 @@ class Roofline(StepEquation):
             self.constants,
             problem.pipeline == "look-ahead",
         )
-
-    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """See `CostModel.evaluate`. For emulated GPUs, the error is unknown."""
-        report = super().evaluate(problem, plan)
-        return replace(report, relative_error=None) if problem.topology.emulated else report
 
     def launches(self, problem: Problem, gpu: int) -> Float:
         """Return seconds to launch an arena's kernels. See `CostModel.launches`."""
@@ -300,7 +260,7 @@ def _costs(
 
 def _lookup_shares(constants: RooflineConstants) -> Float:
     """Return the lookup's share of each constant of `_costs`; see `StepEquation`."""
-    shares = lookup_shares(ID_BYTES, SORT_BYTES_PER_LOOKUP)
+    shares = LOOKUP_SHARES.copy()
     looked_up, update = constants.looked_up, constants.sorted
     reads = constants.repeat_share / constants.lookup_share
     once = (1 - constants.repeat_share) / constants.lookup_share

@@ -44,9 +44,6 @@ class Schedule:
     is delayed: all work of a lane is a chain of its own, which is no shorter than the delayed work
     beside the first chain.
 
-    TorchRec's linear-programming planner minimises such a sum. Most planners take the largest sum
-    of any one GPU, which is too short if collectives wait for all GPUs.
-
     `phases` are names, in the order of the rows of phase times. A lane, the work of one resource in
     all phases, counts as a phase. `chains` lists the phase numbers of each chain. `fixed_s` has the
     seconds of each chain that no plan changes. `shared` lanes are in the order of the phases that

@@ -1,6 +1,8 @@
 """The sharding options that solvers search, for cost models that can cost all of them."""
 
 from collections.abc import Iterator
+from functools import cache
+from itertools import combinations_with_replacement
 from typing import Literal
 
 from cost_models.base import ANY_SHARE, IN_DRAM, Cold, ColdHome, ShardingOption
@@ -41,14 +43,9 @@ def standard_options(
 ) -> tuple[ShardingOption, ...]:
     """Return the sharding options of table number `table`, coarse options first.
 
-    They are 1 to 8 row slices, powers of two, and one for each GPU; 2 to 4 column slices of any
-    widths, or 5 to 8 of even widths; and grids of 2, 4 or 8 row and 2 or 4 column slices. All rows
-    may be replicated. Heavy tables may replicate the rows with 10% to 90% of the lookups, with the
-    others in a few row slices. The first of `colds` goes with all of these. Other ways to read cold
+    docs/solvers.md lists them. The first of `colds` goes with all of them. Other ways to read cold
     rows, and other homes of cold rows (`cold_homes`), only go with whole tables, powers of two of
-    row slices and even column slices. Caches only go with whole tables and even column slices.
-    Reading in place only goes with whole tables and one row slice for each GPU. Tables that were
-    counted from a log may also have powers of two of row slices that are read in place.
+    row slices and even column slices; caches and reading in place with fewer of these.
     """
     spec, gpus = problem.profile.tables[table].table, len(problem.topology.serving)
     usual, is_counted = colds[0], problem.profile.tables[table].counts is not None
@@ -176,17 +173,13 @@ def _column_widths(spec: Table, gpus: int) -> Iterator[tuple[int, ...]]:
         if slices > _ANY_COLUMN_SLICES or units > _ANY_UNITS:
             yield even_widths(spec.dim, slices)
             continue
-        for parts in _partitions(units, slices, units):
+        for parts in _partitions(units, slices):
             yield tuple(COLUMN_MULTIPLE * part for part in parts)
 
 
-def _partitions(units: int, slices: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield all ways to write `units` as a sum of `slices` falling numbers up to `most`."""
-    if slices == 1:
-        if 0 < units <= most:
-            yield (units,)
-        return
+@cache
+def _partitions(units: int, slices: int) -> list[tuple[int, ...]]:
+    """Return all ways to write `units` as a sum of `slices` falling numbers."""
     # Falling numbers, because the order of the slices does not matter.
-    for first in range(min(most, units - slices + 1), (units - 1) // slices, -1):
-        for rest in _partitions(units - first, slices - 1, first):
-            yield first, *rest
+    falling = combinations_with_replacement(range(units - slices + 1, 0, -1), slices)
+    return [parts for parts in falling if sum(parts) == units]

@@ -9,7 +9,7 @@ from operator import add
 import numpy as np
 
 from cost_models.base import CostModel, Float
-from cost_models.replay import StepTimer, StepTimes, step_equation
+from cost_models.replay import StepTimer, StepTimes
 from placer.data.log import Chunk
 from placer.data.reader import EncodedLog
 from placer.errors import DataError
@@ -60,9 +60,8 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
         yield from islice(batches_of(log, batch_size), batches)
 
     def read_ahead() -> Iterator[Chunk]:
-        # Read the next batch while the simulator counts the present batch.
         check_log(plan, log)
-        yield from in_background(read)
+        return in_background(read)  # Read the next batch while the present batch is counted.
 
     return log.description, read_ahead
 
@@ -219,13 +218,12 @@ def simulate(
     (4, True)
     """
     options = (options or ReplayOptions()).of_plan(plan)
-    equation = step_equation(cost_model)
     if not streams:
         raise DataError("there is no log to replay")
 
     def run(one: Plan) -> tuple[Simulator, Replayed, list[Window], float | None]:
         simulator = Simulator(one, options)
-        timer = StepTimer(simulator.arrangement, equation, profile)
+        timer = StepTimer(simulator.arrangement, cost_model, profile)
         replays: list[Replayed] = []
         parts: list[Window] = []
         for name, read in streams:

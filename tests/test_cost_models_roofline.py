@@ -26,9 +26,9 @@ from problem_cases import (
 
 from cost_models import Calibrated, CostReport, Roofline, ShardingOption, TableShard, shards_of
 from cost_models.cost_report import PARTS
-from cost_models.roofline import SORT_BYTES_PER_LOOKUP, UPDATE_KERNELS, RooflineConstants
+from cost_models.roofline import UPDATE_KERNELS, RooflineConstants
 from cost_models.step_equation.equation import StepEquation
-from cost_models.step_equation.loads import ID_BYTES, LENGTH_BYTES
+from cost_models.step_equation.loads import ID_BYTES, LENGTH_BYTES, SORT_BYTES_PER_LOOKUP
 from cost_models.step_equation.work import is_mapped
 from placer import (
     AccessCdf,

@@ -23,6 +23,7 @@ from cost_models.step_equation.phases import (
     OUTPUTS,
     ROWS,
     UPDATE,
+    ReadKind,
     parts_of,
     with_lanes,
 )
@@ -148,22 +149,19 @@ def test_a_phase_has_its_slowest_gpu_and_the_mean_of_gpus_alone() -> None:
     assert busy.step_time_if({}, dram=0.5) == report.step_time_s == 9.5
 
 
-def test_parts_of_phases_by_hand() -> None:
+@pytest.mark.parametrize(("kind", "on_link"), [("staged", "link"), ("host", "pooling")])
+def test_parts_of_phases_by_hand(kind: ReadKind, on_link: str) -> None:
     """What launches, links, exchanges and drives do not take is spent in HBM."""
-    phase_s = np.full((ROWS, 1), 10.0)
-    pooling_s = np.zeros_like(phase_s)
-    pooling_s[[LINK_LOOKUP, LINK_UPDATE], 0] = 1.0, 2.0
-    parts_s = parts_of(phase_s, pooling_s, np.array([6.0]), np.array([4.0]))[:, :, 0]
-    assert {
-        part: {n: of[n] for n in of.nonzero()[0]} for part, of in zip(PARTS, parts_s, strict=True)
-    } == {
-        "hbm": {LOOKUP: 7.0, UPDATE: 7.0},
-        "launches": {LOOKUP: 3.0, UPDATE: 3.0},
-        "link": {COPIES: 6.0, LINK_LOOKUP: 9.0, LINK_UPDATE: 8.0},
-        "drive": {COPIES: 4.0},
-        "pooling": {LINK_LOOKUP: 1.0, LINK_UPDATE: 2.0},
-        "communication": {IDS: 10.0, OUTPUTS: 10.0, GRADIENTS: 10.0},
-    }
+    parts_s = parts_of(np.full(ROWS, 10.0), kind, 6.0, 4.0)
+    expected = {
+        ("hbm", LOOKUP): 7.0, ("hbm", UPDATE): 7.0,
+        ("launches", LOOKUP): 3.0, ("launches", UPDATE): 3.0,
+        ("link", COPIES): 6.0, ("drive", COPIES): 4.0,
+        (on_link, LINK_LOOKUP): 10.0, (on_link, LINK_UPDATE): 10.0,
+        **{("communication", phase): 10.0 for phase in (IDS, OUTPUTS, GRADIENTS)},
+    }  # fmt: skip
+    spent = {(PARTS[part], phase): parts_s[part, phase] for part, phase in np.argwhere(parts_s)}
+    assert spent == expected
 
 
 def test_gpus_wait_unless_it_is_a_rounding_error() -> None:

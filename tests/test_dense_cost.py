@@ -15,7 +15,7 @@ from cost_models.dense import (
     FIRST_BUCKET_BYTES,
     dense_cost,
     dense_costs,
-    dense_phase_s,
+    dense_step_s,
 )
 from cost_models.roofline import RooflineConstants
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, TableProfile, Topology
@@ -93,30 +93,28 @@ def test_tensor_cores_are_faster_and_unknown_chips_are_named() -> None:
     tables = named_workload("criteo-kaggle")
     layers = DenseLayers((512, 256, 1), (512, 16), 13)
     times = [
-        dense_phase_s(Problem(tables, Topology.parse("2xh100"), dense=replace(layers, math=math)))[
-            0
-        ]
+        dense_step_s(Problem(tables, Topology.parse("2xh100"), dense=replace(layers, math=math)))
         for math in ("float32", "tf32", "bfloat16")
     ]
     assert times == sorted(times, reverse=True)
     v100 = Topology.parse("1xv100-16")
     older = [
-        dense_phase_s(Problem(tables, v100, dense=replace(layers, math=math)))
+        dense_step_s(Problem(tables, v100, dense=replace(layers, math=math)))
         for math in ("float32", "tf32")
     ]
     assert older[0] == older[1]
     with pytest.raises(ProblemError, match="v100-16, which does not multiply in bfloat16; it has"):
-        dense_phase_s(Problem(tables, v100, dense=replace(layers, math="bfloat16")))
+        dense_step_s(Problem(tables, v100, dense=replace(layers, math="bfloat16")))
     with pytest.raises(ProblemError, match="nothing is known of the chip of gpu:0: give flops"):
-        dense_phase_s(problem(DLRM, machine()))
-    assert dense_phase_s(problem(replace(DLRM, flops_per_s=1e9), machine()))[0] > 0
+        dense_step_s(problem(DLRM, machine()))
+    assert dense_step_s(problem(replace(DLRM, flops_per_s=1e9), machine())) > 0
 
 
 def test_the_phase_is_what_is_known_of_it() -> None:
-    assert dense_phase_s(problem(None, machine())) == (0.0, 0.0)
-    assert dense_phase_s(problem(MeasuredDense(0.012), machine())) == (0.012, 0.012)
+    assert dense_step_s(problem(None, machine())) is None
+    assert dense_step_s(problem(MeasuredDense(0.012), machine())) == 0.012
     known = problem(replace(DLRM, flops_per_s=1e9), machine())
-    assert dense_phase_s(known) == tuple(cost.step_s for cost in dense_costs(known))
+    assert dense_step_s(known) == max(cost.step_s for cost in dense_costs(known))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +129,7 @@ def test_published_steps_are_dense_for_the_most(
     layers = DenseLayers((1024, 1024, 512, 256, 1), (512, 256, 128), 13, math=math)
     tables = named_workload("criteo-terabyte").with_tables(dim=128)
     problem = Problem(tables, Topology.parse(machine_name), 65536, dense=layers)
-    assert dense_phase_s(problem)[0] == pytest.approx(65536 / samples_per_s, rel=0.12)
+    assert dense_step_s(problem) == pytest.approx(65536 / samples_per_s, rel=0.12)
 
 
 def test_inputs_and_sums_are_lanes_of_a_pipeline() -> None:
@@ -177,7 +175,7 @@ def test_a_step_is_longer_by_its_dense_part(dense: Dense) -> None:
     report = Roofline().evaluate(*with_dense)
     drawn = time_chart(report, with_dense[1].topology, None).table.rows
     assert min(row["waits_s"] for row in drawn) < 0.01 * report.step_time_s
-    added_s = max(dense_phase_s(with_dense[0]))
+    added_s = dense_step_s(with_dense[0])
     assert report.dense_s == added_s > 0
     alone = Roofline().evaluate(with_dense[0], with_dense[1])
     chain = replace(alone.schedule, fixed_s=(0.0,) * 4)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import placer
 from cost_models import Roofline
-from cost_models.calibrated.model import Calibrated, Calibration
+from cost_models.calibrated.model import Calibrated, Calibration, Constant
 from cost_models.roofline import RooflineConstants
 from placer import (
     AccessCdf,
@@ -232,20 +232,10 @@ def test_changed_source_has_another_hash(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_constants_of_a_file_have_another_key_each() -> None:
     def key(seconds: float) -> str | None:
-        constants = {"lookup": {"value_s": seconds, "low_s": seconds, "high_s": seconds}}
-        document = json.loads(CALIBRATION) | {"constants": constants}
-        model = Calibrated(Calibration.from_json(document, "here"))
+        model = Calibrated(Calibration({"lookup": Constant(seconds, seconds, seconds)}))
         return key_of(BASE.problem(), model, solver("greedy-size"), Limits())
 
     assert key(1e-9) == key(1e-9) != key(2e-9)
-
-
-CALIBRATION = json.dumps(
-    {
-        "format": "placer-calibration", "version": 2, "constants": {}, "noise": {},
-        "relative_error": 0.1, "p90_error": 0.2, "setting": {}, "tiers": False,
-    }
-)  # fmt: skip
 
 
 def test_counts_of_a_file_are_known_by_its_hash(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from simulator_cases import one_id_chunk
 
 from cost_models import Calibrated, Roofline, TorchRec
 from cost_models.calibrated.model import TERMS
-from cost_models.replay import StepTimer, StepTimes, step_equation
-from cost_models.roofline import UPDATE_KERNELS, RooflineConstants
+from cost_models.replay import StepTimer, StepTimes
+from cost_models.roofline import EXECUTOR, UPDATE_KERNELS, RooflineConstants
 from cost_models.simulation import Replayed, TimeSummary, replayed, simulate
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import (
@@ -252,7 +252,7 @@ def times_of(ahead: float, within: float) -> StepTimes:
     none, phase_s = np.zeros(1), np.zeros((8, 1))
     phase_s[[COPIES, LOOKUP], 0] = ahead, within
     problem = problem_of(zipf_table("t0", 4, 16), topology=machine(1))
-    schedules = {one: schedule_of(replace(problem, pipeline=one), 0.0) for one in PIPELINES}
+    schedules = {one: schedule_of(replace(problem, pipeline=one)) for one in PIPELINES}
     return StepTimes(phase_s, none, none, schedules)
 
 
@@ -391,6 +391,17 @@ def test_windows_tell_what_was_lost_and_when_another_plan_pays() -> None:
         equal_windows("day", day, 8)
 
 
+def test_copies_delay_kernels_only_if_they_run_beside_them() -> None:
+    problem = two_tables()
+    plan = sharded(problem, "staged", {0: ("gpu:0",), 1: ("gpu:1",)})
+    batches = list(drawn_batches(problem.profile, 64, 1))
+    serial, ahead = (
+        timed(replace(plan, pipeline=one), batches, problem, Roofline(EXECUTOR))[0][1].gpu_s
+        for one in ("serial", "look-ahead")
+    )
+    assert (serial < ahead).all()
+
+
 def test_what_cannot_be_timed_is_refused() -> None:
     problem = two_tables()
     plan = sharded(problem, "device", {0: ("gpu:0",), 1: ("gpu:1",)})
@@ -406,7 +417,13 @@ def test_what_cannot_be_timed_is_refused() -> None:
     with pytest.raises(PlanMismatchError, match="3 processes cannot share 2 GPUs"):
         Simulator(plan, ReplayOptions(3))
     with pytest.raises(PlacerError, match="'torchrec' has no constants"):
-        step_equation(TorchRec())
+        StepTimer(Simulator(plan).arrangement, TorchRec())
+    fewer = Profile((problem.profile["a"],))
+    with pytest.raises(ProfileError, match="no table 'b' in the profile"):
+        StepTimer(Simulator(plan).arrangement, Roofline(), fewer)
+    longer = Profile((zipf_table("a", 1001, 16), problem.profile["b"]))
+    with pytest.raises(PlanMismatchError, match="'a' is 1000 × 16 in the plan but 1001 × 16 in"):
+        StepTimer(Simulator(plan).arrangement, Roofline(), longer)
     with pytest.raises(DataError, match="no batch"):
         run(plan, [], problem)
     with pytest.raises(DataError, match="no log to replay"):

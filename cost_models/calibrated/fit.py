@@ -11,7 +11,8 @@ from fits to resampled workloads (Efron 1979, doi:10.1214/aos/1176344552).
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +21,16 @@ from cost_models.arenas import ArenaCosts, arena_loads
 from cost_models.base import Float
 from cost_models.calibrated.model import (
     ARENA_TERMS,
-    RATE_TERMS,
     TERMS,
     Calibration,
     Constant,
     Noise,
+    unit_costs_of,
 )
-from cost_models.step_equation.phases import Amount
-from cost_models.step_equation.work import Work, work_of
+from cost_models.step_equation.work import work_of
 from placer.errors import PlacerError
 from placer.measurement.cases import NOISY_SPREAD, NOISY_WAIT, Case, Clock, step_s
 from placer.measurement.machine import LEAST_CASES, Dataset, repeated
-from placer.tables import OptimizerName
 
 NOISY_DRIFT = 0.15
 """Call a machine noisy if times of the same case range over more than this share of the median."""
@@ -43,8 +42,6 @@ _FOLDS = 6
 _RESAMPLES = 40
 _REWEIGHTED = 4
 _OUTLIER = 0.15
-
-_COLUMN = {term: number for number, term in enumerate(TERMS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,51 +57,22 @@ def amounts(case: Case, *, tiers: bool) -> Float:
     """Return the units of work of each of `TERMS` on each GPU, shape (gpus, len(TERMS))."""
     problem, plan = case.problem(), case.plan()
     counted = np.zeros((case.gpus, len(TERMS)))
+    # Set one constant at a time to one second, to count its units.
+    one: dict[str, Float] = dict(zip(TERMS, np.eye(len(TERMS)), strict=True))
+    exchange_byte_s = one["exchange_byte"] * (case.gpus - 1) / case.gpus
     for work in work_of(problem, plan):
-        assert work.gpus, "cases have no shards of hosts"
         optimizer = problem.profile.tables[work.table].table.optimizer
-        met = _read_terms(work if tiers else replace(work, kind="device"), optimizer)
-        extras = work.extras
-        if tiers:
-            met["cache_row"] = extras.cache_rows
-            met["arena_pooled_lookup"] = extras.pooled_lookups
-        if optimizer == "rowwise_adagrad":
-            met["rowwise_slice"] = extras.column_slices
-            met["rowwise_slice_byte"] = extras.sliced_row_bytes
-        met |= {
-            "output_vector": extras.output_vectors,
-            "output_byte": extras.output_bytes,
-            "exchange_byte": extras.exchanged_bytes * (case.gpus - 1) / case.gpus,
-            "mapped_lookup": extras.mapped_lookups,
-            "column_slice": extras.column_slices,
-            "shard": extras.shards,
-        }
-        at = np.ix_(work.gpus, [_COLUMN[term] for term in met])
-        counted[at] += np.array(list(met.values()))
+        costs = unit_costs_of(one.__getitem__, optimizer, tiers, exchange_byte_s, one["shard"])
+        read = costs.read(work.kind)
+        seconds = work.resource_s(read.hbm + read.link) + work.extras.phase_s(costs).sum(axis=0)
+        counted[list(work.gpus)] += seconds
+    of_arenas: list[Any] = [
+        one[term] if tiers or term == "replicas" else 0.0 for term in ARENA_TERMS
+    ]
     for gpu, loads in enumerate(arena_loads(problem, plan)):
-        met = {"step": 1.0, "arena": float(len(loads))}
-        # Set one constant at a time to one second, to count its units.
-        each = ArenaCosts(*np.eye(len(ARENA_TERMS))).seconds(loads.values()).tolist()
-        of_arenas = dict(zip(ARENA_TERMS, each, strict=True))
-        met |= of_arenas if tiers else {"replicas": of_arenas["replicas"]}
-        counted[gpu, [_COLUMN[term] for term in met]] += np.array(list(met.values()))
+        arenas_s = ArenaCosts(*of_arenas).seconds(loads.values())
+        counted[gpu] += one["step"] + len(loads) * one["arena"] + arenas_s
     return counted
-
-
-def _read_terms(work: Work, optimizer: OptimizerName) -> dict[str, Amount]:
-    """Return the units of the terms of reading and updating a shard's rows in one way."""
-    if work.kind == "host":
-        return {f"host.{unit}": of for unit, of in zip(RATE_TERMS, work.units, strict=True)}
-    row_bytes = work.rows * work.row_bytes
-    met: dict[str, Amount] = {"lookup": work.lookups, "lookup_byte": work.units[1]}
-    met |= {f"row.{optimizer}": work.rows, f"row_byte.{optimizer}": row_bytes}
-    if work.kind == "uva":
-        met["uva.lookup"] = work.lookups
-    if work.kind in ("hit", "miss"):
-        met["hit.row"] = work.rows
-    if work.kind in ("staged", "miss", "uva"):
-        met |= {f"{work.kind}.row": work.rows, f"{work.kind}.row_byte": row_bytes}
-    return met
 
 
 def observations(dataset: Dataset, clock: Clock = "wall") -> list[Observation]:

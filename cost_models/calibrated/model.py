@@ -7,9 +7,8 @@ measurements had no exchange.
 """
 
 import json
-import math
 import os
-import weakref
+from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import numpy as np
 
 from cost_models.arenas import ArenaCosts
 from cost_models.base import Float
-from cost_models.cost_report import CostReport
 from cost_models.schedule import Schedule
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.phases import (
@@ -35,9 +33,8 @@ from placer.errors import PlacerError
 from placer.files.atomic import SEAL, sealed, write_text
 from placer.files.reading import LimitError, read_json
 from placer.plan.fields import Pipeline
-from placer.plan.plan import Plan
 from placer.problem import Problem
-from placer.tables import OPTIMIZERS, Table
+from placer.tables import OPTIMIZERS, OptimizerName
 
 FORMAT = "placer-calibration"
 VERSION = 2
@@ -57,11 +54,10 @@ TERMS = (
 """Names of constants, all in seconds. ``staged``, ``hit`` and ``uva`` are added to the cost of rows
 in HBM, and ``miss`` to the cost of a hit; ``host`` is the whole cost.
 
-An ``arena`` has a GPU's rows of one element type, width and optimizer, which share kernels.
-`ARENA_TERMS` are added to it, by how its rows are read: see `cost_models.arenas.ArenaCosts`. For
-row-wise Adagrad, whose state needs whole rows, ``rowwise_slice`` is added to a ``column_slice``,
-and ``rowwise_slice_byte`` for each byte of its distinct rows. A ``mapped_lookup`` finds its row in
-a map. ``replicas`` is for a GPU with any replicated rows.
+`ARENA_TERMS` are added to an ``arena``, by how its rows are read: see
+`cost_models.arenas.ArenaCosts`. For row-wise Adagrad, whose state needs whole rows,
+``rowwise_slice`` is added to a ``column_slice``, and ``rowwise_slice_byte`` for each byte of its
+distinct rows. A ``mapped_lookup`` finds its row in a map.
 """
 
 RATE_TERMS = ("lookup", "lookup_byte", "row", "row_byte", "vector", "vector_byte")
@@ -134,20 +130,15 @@ class Calibration:
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
         """Read a calibration from a file that `save` wrote."""
         try:
-            return cls.from_json(read_json(Path(path)), path)
-        except (OSError, LimitError) as error:
-            raise _unreadable(path, error) from error
-
-    @classmethod
-    def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
-        """Return the calibration from an object of `to_json`; errors name the file `path`."""
-        try:
-            data = dict(document)
+            data = dict(read_json(Path(path)))
             altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]
             data.pop(SEAL, None)
             kind, version = data.pop("format"), data.pop("version")
-        except (TypeError, ValueError, KeyError) as error:
-            raise _unreadable(path, error) from error
+        except (OSError, LimitError, TypeError, ValueError, KeyError) as error:
+            raise PlacerError(
+                f"cannot read a calibration from {path}: {error!r}; make one with "
+                "`placer calibrate -o FILE`"
+            ) from error
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
@@ -157,17 +148,12 @@ class Calibration:
         try:
             constants = {name: Constant(**value) for name, value in data.pop("constants").items()}
             unknown = sorted(constants.keys() - set(TERMS))
-            wrong = [
-                name
-                for name, one in constants.items()
-                if not all(0 <= seconds < math.inf for seconds in astuple(one))
-            ]
+            wrong = [name for name, one in constants.items() if min(astuple(one)) < 0]
             if unknown or wrong:
                 raise ValueError(f"constants {unknown or wrong}")
             made = cls(constants, noise=Noise(**data.pop("noise")), **data)
-            numbers = (made.relative_error, made.p90_error, *astuple(made.noise))
-            if not all(math.isfinite(number) for number in numbers):
-                raise ValueError(f"errors or noise are no numbers: {numbers}")
+            if min(made.relative_error, made.p90_error, *astuple(made.noise)) < 0:
+                raise ValueError("errors or noise are negative")
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise PlacerError(f"{path} is a damaged calibration: {error!r}") from error
         if altered:
@@ -176,13 +162,6 @@ class Calibration:
                 "again; a calibration of your own has no sha256"
             )
         return made
-
-
-def _unreadable(path: str | os.PathLike[str], error: Exception) -> PlacerError:
-    return PlacerError(
-        f"cannot read a calibration from {path}: {error!r}; make one with "
-        "`placer calibrate -o FILE`"
-    )
 
 
 LEAST_SHARD_S = 1e-7
@@ -201,9 +180,8 @@ class Calibrated(StepEquation):
     def __init__(self, calibration: Calibration, name: str = "calibrated") -> None:
         self.name = name
         self.calibration = calibration
-        # Costs of the last problem, by table and seconds of an exchanged byte.
-        self._problem: weakref.ref[Problem] | None = None
-        self._costs: dict[tuple[int, float], UnitCosts] = {}
+        # By the table's optimizer and the seconds of an exchanged byte.
+        self._costs: dict[tuple[OptimizerName, float], UnitCosts] = {}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibrated":
@@ -214,28 +192,20 @@ class Calibrated(StepEquation):
         """Return the calibration as JSON, for the key of the plan cache."""
         return self.calibration.to_json()
 
-    @property
-    def relative_error(self) -> float:
-        """Median relative error of step times for cases that the fit did not use."""
-        return self.calibration.relative_error
-
-    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
-        """See `CostModel.evaluate`. If a CPU was measured, the error is unknown for real GPUs."""
-        report = super().evaluate(problem, plan)
+    def relative_error(self, problem: Problem) -> float | None:
+        """Return the error for cases that were not fitted; None if CPUs were measured, not GPUs."""
         on_cpu = str(self.calibration.setting.get("device", "")).startswith("cpu")
         is_measured = not on_cpu or problem.topology.emulated
-        return report if is_measured else replace(report, relative_error=None)
+        return self.calibration.relative_error if is_measured else None
 
     def unit_costs(self, problem: Problem, table: int, gpu: int) -> UnitCosts:
         """Return the measured costs, for any topology. See `StepEquation.unit_costs`."""
-        if self._problem is None or self._problem() is not problem:
-            self._problem, self._costs = weakref.ref(problem), {}
-        key = table, self._exchange_byte_s(problem, gpu)
-        costs = self._costs.get(key)
-        if costs is None:
-            spec = problem.profile.tables[table].table
-            costs = self._costs[key] = self._costs_of(spec, key[1])
-        return costs
+        optimizer = problem.profile.tables[table].table.optimizer
+        key = optimizer, self._exchange_byte_s(problem, gpu)
+        if key not in self._costs:
+            of, tiers = self.calibration.seconds, self.calibration.tiers
+            self._costs[key] = unit_costs_of(of, optimizer, tiers, key[1], self._shard_s)
+        return self._costs[key]
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the schedule with the fixed time of a step. See `CostModel.schedule`."""
@@ -277,43 +247,52 @@ class Calibrated(StepEquation):
     def _shard_s(self) -> float:
         return max(LEAST_SHARD_S, self.calibration.seconds("shard"))
 
-    def _costs_of(self, table: Table, exchange_byte_s: float) -> UnitCosts:
-        of, optimizer = self.calibration.seconds, table.optimizer
-        # Rows in HBM.
-        own = Rates(
-            lookup_s=of("lookup"),
-            lookup_byte_s=of("lookup_byte"),
-            row_s=of(f"row.{optimizer}"),
-            row_byte_s=of(f"row_byte.{optimizer}"),
-        )
-        device = ReadCosts(own)
-        fixed = {
-            "output_vector_s": of("output_vector"),
-            "output_byte_s": of("output_byte"),
-            "exchange_byte_s": exchange_byte_s,
-            "column_slice_s": of("column_slice"),
-            "mapped_lookup_s": of("mapped_lookup"),
-            "shard_s": self._shard_s,
-        }
-        if optimizer == "rowwise_adagrad":
-            fixed["column_slice_s"] += of("rowwise_slice")
-            fixed["sliced_row_byte_s"] = of("rowwise_slice_byte")
-        if not self.calibration.tiers:
-            # The processor that pools is the host's, and reads all rows in place.
-            return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
-        hit, in_place = own + Rates(row_s=of("hit.row")), Rates(lookup_s=of("uva.lookup"))
-        in_place += Rates(row_s=of("uva.row"), row_byte_s=of("uva.row_byte"))
-        return UnitCosts(
-            device=device,
-            staged=ReadCosts(own, Rates(row_s=of("staged.row"), row_byte_s=of("staged.row_byte"))),
-            uva=ReadCosts(own, in_place),
-            host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in RATE_TERMS))),
-            hit=ReadCosts(hit),
-            miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
-            cache_row_s=of("cache_row"),
-            pooled_lookup_s=of("arena_pooled_lookup"),
-            **fixed,
-        )
+
+def unit_costs_of(
+    of: Callable[[str], Any],
+    optimizer: OptimizerName,
+    tiers: bool,
+    exchange_byte_s: Any,
+    shard_s: Any,
+) -> UnitCosts:
+    """Return the unit costs of tables with an optimizer; `of` gives the seconds of each of `TERMS`.
+
+    Seconds may be arrays. Costs are linear in them, except for `shard_s`, which has a least value.
+    """
+    own = Rates(  # For rows in HBM.
+        lookup_s=of("lookup"),
+        lookup_byte_s=of("lookup_byte"),
+        row_s=of(f"row.{optimizer}"),
+        row_byte_s=of(f"row_byte.{optimizer}"),
+    )
+    device = ReadCosts(own)
+    fixed = {
+        "output_vector_s": of("output_vector"),
+        "output_byte_s": of("output_byte"),
+        "exchange_byte_s": exchange_byte_s,
+        "column_slice_s": of("column_slice"),
+        "mapped_lookup_s": of("mapped_lookup"),
+        "shard_s": shard_s,
+    }
+    if optimizer == "rowwise_adagrad":
+        fixed["column_slice_s"] = of("column_slice") + of("rowwise_slice")
+        fixed["sliced_row_byte_s"] = of("rowwise_slice_byte")
+    if not tiers:
+        # The processor that pools is the host's, and reads all rows in place.
+        return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
+    hit, in_place = own + Rates(row_s=of("hit.row")), Rates(lookup_s=of("uva.lookup"))
+    in_place += Rates(row_s=of("uva.row"), row_byte_s=of("uva.row_byte"))
+    return UnitCosts(
+        device=device,
+        staged=ReadCosts(own, Rates(row_s=of("staged.row"), row_byte_s=of("staged.row_byte"))),
+        uva=ReadCosts(own, in_place),
+        host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in RATE_TERMS))),
+        hit=ReadCosts(hit),
+        miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
+        cache_row_s=of("cache_row"),
+        pooled_lookup_s=of("arena_pooled_lookup"),
+        **fixed,
+    )
 
 
 def _in_phases(seconds: float, pipeline: Pipeline) -> Float:

@@ -216,6 +216,8 @@ def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
 def _draw_lines(
     panel: "Axes", sweep: Sweep, machine: str, axis: str, colours: Mapping[str, str]
 ) -> None:
+    from matplotlib.ticker import LogLocator
+
     for placement in reversed(sweep.placements):  # Of equal lines, the first is drawn on top.
         of_line = (p for p in sweep.points if (p.platform, p.placement) == (machine, placement))
         known = (p for p in of_line if axis in p.varied and p.samples_per_s)
@@ -231,11 +233,8 @@ def _draw_lines(
     panel.set_yscale("log")
     panel.minorticks_off()
     panel.set_xticks(values, [_short(value) for value in values], rotation=45)
-    low, high = panel.get_ylim()
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [step * 10.0**power for power in powers for step in (1, 2, 5)]
-    inside = [tick for tick in ticks if low <= tick <= high]
-    panel.set_yticks(inside, [_short(tick) for tick in inside])
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=99))
+    panel.yaxis.set_major_formatter(lambda tick, _: _short(tick))
     plain_grid(panel, linewidth=0.6)
 
 

@@ -135,8 +135,6 @@ def point_curve(
         dram_s=seconds[HOST:],
         hbm_bytes=np.array([size]),
         dram_bytes=np.zeros(1),
-        split_s=0.0,
-        split_hbm_bytes=0.0,
         gpu_s_of_phases=with_lanes(seconds[:HOST], problem.pipeline)[:, None],
         split_s_of_phases=with_lanes(np.zeros(ROWS), problem.pipeline),
     )

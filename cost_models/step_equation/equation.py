@@ -12,9 +12,7 @@ take time (`cost_models.arenas`). All these seconds belong to phases of the step
 (`cost_models.step_equation.phases`). Each phase takes as long as its slowest GPU. A step takes at
 least as long as the busiest host's memory, which the host's GPUs share.
 
-All shards of a table have the same constants, for all sharding options. So a plan costs the sum of
-its shards. Curves of staged rows and of rows read in place fall and are convex if no unit takes
-less time than for rows in HBM.
+All shards of a table have the same constants, for all sharding options.
 """
 
 from abc import ABC, abstractmethod
@@ -25,44 +23,31 @@ from functools import cache, lru_cache, partial
 import numpy as np
 import numpy.typing as npt
 
-from cost_models.arenas import (
-    added_up,
-    arena_loads,
-    tables_by_arena,
-    times_by_arena,
-)
+from cost_models.arenas import added_up, arena_loads, tables_by_arena, times_by_arena
 from cost_models.base import Cold, CostCurve, CostModel, Float, ShardingOption, TableShard
 from cost_models.cost_report import PARTS, CostReport, GpuCost, HostCost, TableCost
-from cost_models.dense import dense_costs, dense_phase_s
+from cost_models.dense import dense_step_s
 from cost_models.schedule import Schedule
 from cost_models.sharding_options import standard_options
 from cost_models.step_equation.curve import point_curve, shard_curve
 from cost_models.step_equation.loads import may_return_fewer
 from cost_models.step_equation.phases import (
     HOST,
+    LOOKUP_SHARES,
     NAMES,
     ROWS,
-    Amount,
     Rates,
     ReadCosts,
     UnitCosts,
-    lookup_shares,
     parts_of,
     schedule_of,
     with_lanes,
 )
-from cost_models.step_equation.work import (
-    Work,
-    only_link,
-    work_of,
-)
+from cost_models.step_equation.work import Work, work_of
 from placer.plan.fields import Shard
 from placer.plan.memory import device_memory, home_of, output_vectors, with_buffers
 from placer.plan.plan import Plan
 from placer.problem import Problem
-
-_SHARES = lookup_shares()
-
 
 # Cache, as solvers size a plan several times, and several machines need the same sizes.
 _with_buffers = lru_cache(maxsize=32_768)(with_buffers)
@@ -71,9 +56,8 @@ _with_buffers = lru_cache(maxsize=32_768)(with_buffers)
 class StepEquation(CostModel, ABC):
     """Base class of cost models with the step equation; subclasses give the constants."""
 
-    @property
-    def relative_error(self) -> float | None:
-        """The median relative error of step times; None if it was not measured."""
+    def relative_error(self, problem: Problem) -> float | None:
+        """Return the median relative error of step times; None if it is not known."""
         return None
 
     @abstractmethod
@@ -105,11 +89,7 @@ class StepEquation(CostModel, ABC):
         return self.least_shard_s(problem)
 
     def host_rates(self, problem: Problem, table: int, host: str) -> Rates:
-        """Return the rates of a host's memory for rows that the host serves by itself."""
-        attached = problem.topology.gpus_of(host)
-        if attached:
-            number = problem.topology.gpus.index(attached[0])
-            return self.unit_costs(problem, table, number).host.dram
+        """Return the rates of the memory of a host without GPUs, for rows that it serves."""
         costs = self.unit_costs(problem, table, 0).host
         # Without constants of hosts' memory, take the constants of the time that GPUs wait.
         rates = costs.dram if any(costs.dram) else costs.link
@@ -127,28 +107,18 @@ class StepEquation(CostModel, ABC):
         if number < gpus:
             return self.unit_costs(problem, table, number)
         server = problem.topology.servers[number - gpus].id
-        rates, nothing = self.host_rates(problem, table, server), ReadCosts()
-        return UnitCosts(
-            device=nothing,
-            staged=nothing,
-            uva=nothing,
-            host=ReadCosts(link=rates, dram=rates),
-            hit=nothing,
-            miss=nothing,
-            exchange_byte_s=1 / problem.topology.server_bytes_per_s(server),
-        )
+        rates = self.host_rates(problem, table, server)
+        byte_s = 1 / problem.topology.server_bytes_per_s(server)
+        return UnitCosts(host=ReadCosts(link=rates, dram=rates), exchange_byte_s=byte_s)
 
     @property
     def lookup_shares(self) -> Float:
-        """The lookup's share of each constant of `ReadCosts`; see `phases.lookup_shares`."""
-        return _SHARES
+        """The lookup's share of each constant of `ReadCosts`; see `phases.LOOKUP_SHARES`."""
+        return LOOKUP_SHARES
 
     def schedule(self, problem: Problem) -> Schedule:
         """Return the schedule of the executor's step. See `CostModel.schedule`."""
-        costs = dense_costs(problem)
-        input_s = max((cost.input_s for cost in costs), default=0.0)
-        allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
-        return schedule_of(problem, max(dense_phase_s(problem)), input_s, allreduce_s)
+        return schedule_of(problem)
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """Return the `standard_options`. See `CostModel.sharding_options`."""
@@ -169,15 +139,13 @@ class StepEquation(CostModel, ABC):
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Return the cost of a whole plan. See `CostModel.evaluate`."""
         topology = problem.topology
-        numbers, serving = topology.serving_numbers, len(topology.serving)
         schedule = self.schedule(problem)
         # The last axis has the GPUs, then the servers.
-        phase_s = np.zeros((ROWS, serving))
-        pooling_s, launch_s, drive_s = np.zeros_like(phase_s), np.zeros(serving), np.zeros(serving)
+        parts_s = np.zeros((len(PARTS), ROWS, len(topology.serving)))
         dram_s = {host.id: 0.0 for host in topology.hosts}
         works = work_of(problem, plan)
         table_s = np.zeros(len(problem.profile))
-        known: dict[tuple[object, ...], tuple[Float, Amount]] = {}
+        known: dict[tuple[object, ...], tuple[Float, float]] = {}
         kinds_of = cache(partial(_by_kind, np.array(topology.kind_of_gpu)))
         for work in works:
             for kind, gpus in kinds_of(work.gpus):  # Equal GPUs do equal work for replicas.
@@ -185,51 +153,36 @@ class StepEquation(CostModel, ABC):
                 if key not in known:
                     costs = self.serving_costs(problem, work.table, int(gpus[0]))
                     seconds = work.seconds(costs, self.lookup_shares)
-                    known[key] = seconds, work.extras.launch_s(costs)
-                seconds, launched_s = known[key]
-                table_s[work.table] += gpus.size * seconds[:HOST].sum()
-                phase_s[:, gpus] += seconds[:HOST, None]
-                launch_s[gpus] += launched_s
-                drive_s[gpus] += work.extras.drive_s
-                if work.kind == "host":
-                    pooling_s[:, gpus] += seconds[:HOST, None]
-                if seconds[HOST]:
-                    for gpu in gpus.tolist():
-                        dram_s[home_of(topology, topology.serving[gpu].id, "dram")] += seconds[HOST]
-            if work.gpus:
-                continue
-            rates = self.host_rates(problem, work.table, work.host)
-            dram_s[work.host] += work.resource_s(rates)
-            attached = topology.gpus_of(work.host)
-            for number in (numbers[gpu.id] for gpu in attached):
-                costs = only_link(self.unit_costs(problem, work.table, number), work.kind)
-                seconds = work.seconds(costs, self.lookup_shares)[:HOST] / len(attached)
-                phase_s[:, number] += seconds
-                pooling_s[:, number] += seconds
-                table_s[work.table] += seconds.sum()
+                    fixed_s = work.extras.launch_s(costs), work.extras.drive_s
+                    own_s = parts_of(seconds[:HOST], work.kind, *fixed_s)
+                    known[key] = own_s, float(seconds[HOST])
+                own_s, host_s = known[key]
+                table_s[work.table] += gpus.size * own_s.sum()
+                parts_s[:, :, gpus] += own_s[..., None]
+                for gpu in gpus.tolist() if host_s else ():
+                    dram_s[home_of(topology, topology.serving[gpu].id, "dram")] += host_s
         by_arena = times_by_arena(self, problem, arena_loads(problem, plan))
         for arena, members in tables_by_arena(problem, plan).items():
             # The tables of a GPU's arena share its time.
             arena_s = [of[arena][: len(NAMES)].sum() if arena in of else 0.0 for of in by_arena]
             table_s += members @ (np.array(arena_s) / np.maximum(1, members.sum(axis=0)))
         arenas_s = added_up(by_arena, len(schedule.phases))
-        rows_s = with_lanes(phase_s, problem.pipeline) + arenas_s
-        parts_s = parts_of(phase_s, pooling_s, launch_s, drive_s)
         parts_s = with_lanes(parts_s, problem.pipeline)
         parts_s[PARTS.index("launches")] += arenas_s
         hbm_s, link_s, pooled_s, exchange_s, launches_s, drives_s = parts_s[:, : len(NAMES)].sum(1)
         of_gpus = np.stack((hbm_s, link_s + pooled_s + drives_s, exchange_s, launches_s), axis=1)
+        by_gpu = zip(topology.serving_numbers, of_gpus.tolist(), strict=True)
         hot, every = _hbm_lookups(problem, works)
         return CostReport(
             self.name,
-            tuple(GpuCost(one, *of) for one, of in zip(numbers, of_gpus.tolist(), strict=True)),
+            tuple(GpuCost(one, *of) for one, of in by_gpu),
             tuple(HostCost(host, seconds) for host, seconds in dram_s.items()),
             device_memory(plan),
             sum(hot) / sum(every) if any(every) else 1.0,
-            self.relative_error,
+            self.relative_error(problem),
             schedule,
-            tuple(map(tuple, rows_s.tolist())),
-            None if problem.dense is None else max(dense_phase_s(problem)),
+            tuple(map(tuple, parts_s.sum(axis=0).tolist())),
+            dense_step_s(problem),
             parts_s,
             {
                 name: TableCost(seconds, table_hot / lookups if lookups else 1.0)
@@ -299,7 +252,7 @@ def _hbm_lookups(problem: Problem, works: Iterable[Work]) -> tuple[list[float], 
     for work in works:
         spec = problem.profile.tables[work.table].table
         lookups = work.lookups * work.weight_bytes / spec.weight_bytes_per_row()
-        lookups *= max(1, len(work.gpus))
+        lookups *= len(work.gpus)
         hot[work.table] += lookups if work.kind in ("device", "hit") else 0.0
         every[work.table] += lookups
     return hot, every

@@ -9,14 +9,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from cost_models.base import Float, Int
 from placer.plan.memory import STEPS_IN_FLIGHT, output_vectors, slice_members
 from placer.profile.table_profile import TableProfile
 from placer.tables import Table
-
-Float = npt.NDArray[np.float64]
-Int = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=4096)
@@ -104,6 +101,10 @@ def _row_loads(profile: TableProfile, step_lookups: float) -> Float:
 ID_BYTES = 8
 """Bytes of an id: an int64 when it is sent and in memory."""
 
+SORT_BYTES_PER_LOOKUP = 112
+"""HBM bytes to sort one (row, bag) pair of 12 bytes: 96 for four radix passes that read and write
+it, and 16 for a histogram pass with its ids."""
+
 LENGTH_BYTES = 4
 """Bytes of a bag's length: an int32 when it is sent."""
 
@@ -139,11 +140,6 @@ def may_return_fewer(table: Table) -> bool:
     return rows + len(bags) - len(largest) < len(largest)
 
 
-def length_bytes(table: Table, samples: float) -> float:
-    """Return the bytes of the bag lengths that are sent with a table's ids."""
-    return samples * sum(feature.coverage > 0 for feature in table.features) * LENGTH_BYTES
-
-
 def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus: int) -> float:
     """Return the bytes of the sparse all-reduce of replicated rows' gradients, with row ids.
 
@@ -152,16 +148,6 @@ def replica_bytes(width: int, unique: float, touched: float, replicas: int, gpus
     """
     crossing = (unique + touched) * (width * OUTPUT_BYTES + ID_BYTES) * (replicas - 1) / replicas
     return with_own_part(crossing, gpus)
-
-
-def row_sum_bytes(table: Table, unique: float, column_slices: int, gpus: int) -> float:
-    """Return the bytes of Σ g² that row-wise Adagrad sends from a column slice to the others.
-
-    This assumes that each column slice is on a different GPU.
-    """
-    if table.optimizer != "rowwise_adagrad":
-        return 0.0
-    return with_own_part(unique * OUTPUT_BYTES * max(0, column_slices - 1), gpus)
 
 
 def with_own_part(crossing_bytes: float, gpus: int) -> float:

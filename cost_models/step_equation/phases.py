@@ -1,16 +1,9 @@
 """The phases of the executor's training step, and the cost of each unit of work in each phase.
 
-In a step, ids go to the GPUs that hold their rows. Staged rows are copied, rows are looked up and
-pooled, and pooled rows go back. After the dense layers, gradients go to the holders of the rows,
-which update them. Exchanges of ids, pooled rows and gradients are collectives: they wait for all.
-
-With look-ahead, copies of the next batch's rows and the exchange of ids of the batch after it run
-beside a step. The step takes as long as the longest of four chains: the remaining phases, the ids,
-all work of the host link, and all work of the network.
-
-Lookups that read rows in place share the link with copies, and pooled rows share the network with
-ids, so these phases take longer (`SharedLane`). Updates in place share the link, too. They need no
-delay of their own, as all work of the link is a chain.
+docs/cost-model.md says what the phases are, and which of them run beside each other with
+look-ahead. Lookups that read rows in place share the link with copies, and pooled rows share the
+network with ids, so these phases take longer (`SharedLane`). Updates in place share the link, too.
+They need no delay of their own, as all work of the link is a chain.
 """
 
 from functools import lru_cache
@@ -21,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from cost_models.base import Float
+from cost_models.dense import dense_costs, dense_step_s
 from cost_models.schedule import Schedule, SharedLane
+from cost_models.step_equation.loads import ID_BYTES, SORT_BYTES_PER_LOOKUP
 from placer.plan.fields import PIPELINES, Pipeline
 from placer.problem import Problem
 
@@ -53,16 +48,13 @@ class Rates(NamedTuple):
         return Rates(*map(add, self, other))
 
 
-NOTHING = Rates()
-
-
 class ReadCosts(NamedTuple):
     """Seconds of each resource for reading and updating rows in one way."""
 
     # Seconds of the GPU: of its memory and its link to the host. They add up.
-    hbm: Rates = NOTHING
-    link: Rates = NOTHING
-    dram: Rates = NOTHING  # Seconds of the host's memory, which its GPUs share.
+    hbm: Rates = Rates()
+    link: Rates = Rates()
+    dram: Rates = Rates()  # Seconds of the host's memory, which its GPUs share.
 
 
 class UnitCosts(NamedTuple):
@@ -77,12 +69,12 @@ class UnitCosts(NamedTuple):
     """
 
     # Costs for each `ReadKind`.
-    device: ReadCosts
-    staged: ReadCosts
-    uva: ReadCosts
-    host: ReadCosts
-    hit: ReadCosts
-    miss: ReadCosts
+    device: ReadCosts = ReadCosts()
+    staged: ReadCosts = ReadCosts()
+    uva: ReadCosts = ReadCosts()
+    host: ReadCosts = ReadCosts()
+    hit: ReadCosts = ReadCosts()
+    miss: ReadCosts = ReadCosts()
     column_slice_s: float = 0.0  # For a group that has only some of the table's columns.
     shard_s: float = 0.0  # For each shard.
     # For a vector that a GPU returns once for a group, and for a byte of it: to write it, and to
@@ -106,10 +98,6 @@ class UnitCosts(NamedTuple):
         return costs
 
 
-SHAPE = (len(READ_KINDS), len(ReadCosts._fields), len(Rates._fields))
-"""Shape of an array over kinds of read, resources (HBM, link, DRAM) and rates."""
-
-
 IDS, COPIES, LOOKUP, OUTPUTS, GRADIENTS, UPDATE, LINK_LOOKUP, LINK_UPDATE = range(8)
 """Row numbers of arrays of phase times. `LOOKUP` and `UPDATE` leave out the time on the link, which
 the last two rows have."""
@@ -122,15 +110,17 @@ _COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
 """Number of collectives in a phase: lengths of bags and ids; pooled rows; their gradients."""
 
 
-def schedule_of(
-    problem: Problem, dense_s: float, input_s: float = 0.0, allreduce_s: float = 0.0
-) -> Schedule:
+def schedule_of(problem: Problem) -> Schedule:
     """Return the schedule of a problem's pipeline.
 
-    The latency of collectives is added to their chains. Dense layers add `dense_s` to every step,
-    `input_s` to the host link for copies of inputs ahead of the step, and `allreduce_s` to the
-    network for gradients, mostly during the backward pass.
+    The latency of collectives is added to their chains. Dense layers add their own time to every
+    step, copies of inputs ahead of the step to the host link, and the sum of their gradients,
+    mostly during the backward pass, to the network.
     """
+    costs = dense_costs(problem)
+    input_s = max((cost.input_s for cost in costs), default=0.0)
+    allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
+    dense_s = dense_step_s(problem) or 0.0
     latency_s = problem.topology.exchange_latency_s
     ids_s = _COLLECTIVES["ids"] * latency_s
     main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
@@ -165,22 +155,19 @@ def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
     return rows
 
 
-def parts_of(phase_s: Float, pooling_s: Float, launch_s: Float, drive_s: Float) -> Float:
-    """Divide phase times among the `cost_models.cost_report.PARTS`; return shape (6, 8, GPUs).
+def parts_of(seconds: Float, kind: ReadKind, launch_s: Amount, drive_s: Amount) -> Float:
+    """Divide the phases of a work, shape (8,), among `cost_models.cost_report.PARTS`, shape (6, 8).
 
-    `phase_s` are seconds of all works, and `pooling_s` of works that hosts pool, both of shape
-    (8, GPUs). `launch_s` are fixed costs of shards, and `drive_s` seconds of rows on drives.
+    Fixed costs of shards take `launch_s` of these seconds, and rows on drives `drive_s`.
     """
-    parts_s = np.zeros((6, *phase_s.shape))
+    parts_s = np.zeros((6, ROWS))
     hbm_s, link_s, by_hosts_s, exchange_s, launches_s, drives_s = parts_s
-    on_link = [LINK_LOOKUP, LINK_UPDATE]
-    by_hosts_s[on_link] = pooling_s[on_link]
-    link_s[on_link] = phase_s[on_link] - pooling_s[on_link]
+    on_link, exchanged = [LINK_LOOKUP, LINK_UPDATE], [IDS, OUTPUTS, GRADIENTS]
+    (by_hosts_s if kind == "host" else link_s)[on_link] = seconds[on_link]
     launches_s[[LOOKUP, UPDATE]] = launch_s / 2
-    link_s[COPIES], drives_s[COPIES] = phase_s[COPIES] - drive_s, drive_s
-    exchanged = [IDS, OUTPUTS, GRADIENTS]
-    exchange_s[exchanged] = phase_s[exchanged]
-    hbm_s += phase_s - parts_s[1:].sum(axis=0)
+    link_s[COPIES], drives_s[COPIES] = seconds[COPIES] - drive_s, drive_s
+    exchange_s[exchanged] = seconds[exchanged]
+    hbm_s += seconds - parts_s[1:].sum(axis=0)
     return parts_s
 
 
@@ -195,7 +182,7 @@ def read_matrix(
 
     The shape is (9, 3): phases and `HOST`, by lookup, distinct row and vector. `sizes` are bytes of
     a row's weights, of its weights and state in HBM, and of the same in its home; 0 means as many
-    as in HBM. See `lookup_shares` for `shares`.
+    as in HBM. See `LOOKUP_SHARES` for `shares`.
     """
     of_kind = shares[READ_KINDS.index(kind)]
     return _read_matrix(costs.read(kind), kind, sizes, of_kind.tobytes())
@@ -224,20 +211,23 @@ def _read_matrix(
     return matrix
 
 
-def lookup_shares(id_bytes: float = 8.0, sort_bytes: float = 112.0) -> Float:
-    """Return the lookup's share of each constant of `ReadCosts`, an array of `SHAPE`.
-
-    The shares count bytes. The lookup reads ids and weights. The update sorts ids, gathers a
-    gradient for each lookup, and reads and writes weights and state. Copies of staged rows arrive
-    in HBM before the lookup and leave after the update.
-    """
-    lookup = id_bytes / (id_bytes + sort_bytes)
+def _lookup_shares() -> Float:
+    lookup = ID_BYTES / (ID_BYTES + SORT_BYTES_PER_LOOKUP)
     in_memory = (lookup, 0.5, 0.0, 0.0, 0.5, 0.5)
     copied = (lookup, 0.5, 0.5, 0.25, 0.5, 0.5)
     in_place = (lookup, 0.0, 0.0, 0.0, 0.5, 0.5)
     over_link = (1.0, 1.0, 0.0, 0.0, 0.5, 0.5)
-    shares = np.zeros(SHAPE)
+    shares = np.zeros((len(READ_KINDS), len(ReadCosts._fields), len(Rates._fields)))
     for number, kind in enumerate(READ_KINDS):
         hbm = copied if kind in ("staged", "miss") else in_memory
         shares[number] = (in_place if kind == "uva" else hbm, over_link, in_memory)
     return shares
+
+
+LOOKUP_SHARES = _lookup_shares()
+"""The lookup's share of each constant of `ReadCosts`, shape (kinds of read, resources, rates).
+
+The shares count bytes. The lookup reads ids and weights. The update sorts ids, gathers a gradient
+for each lookup, and reads and writes weights and state. Copies of staged rows arrive in HBM before
+the lookup and leave after the update.
+"""

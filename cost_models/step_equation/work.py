@@ -1,21 +1,20 @@
 """The units of work that a plan gives each GPU in a step, to be multiplied with unit costs."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cost_models.base import Float, require_match
 from cost_models.step_equation.loads import (
     ID_BYTES,
+    LENGTH_BYTES,
     OUTPUT_BYTES,
-    length_bytes,
     replica_bytes,
     returned_vectors,
-    row_sum_bytes,
     slice_load,
     with_own_part,
 )
@@ -30,7 +29,6 @@ from cost_models.step_equation.phases import (
     UPDATE,
     Amount,
     Rates,
-    ReadCosts,
     ReadKind,
     UnitCosts,
     read_matrix,
@@ -68,19 +66,6 @@ class Extras(NamedTuple):
     # equally many.
     drive_s: Amount = 0.0
 
-    def hbm_s(self, costs: UnitCosts) -> Amount:
-        """Return the seconds of the GPU's memory."""
-        returned_s = self.output_vectors * costs.output_vector_s
-        returned_s += self.output_bytes * costs.output_byte_s
-        returned_s += self.mapped_lookups * costs.mapped_lookup_s
-        returned_s += self.pooled_lookups * costs.pooled_lookup_s
-        returned_s += self.sliced_row_bytes * costs.sliced_row_byte_s
-        return returned_s + self.cache_rows * costs.cache_row_s
-
-    def exchange_s(self, costs: UnitCosts) -> Amount:
-        """Return the seconds of the exchange with other GPUs."""
-        return self.exchanged_bytes * costs.exchange_byte_s
-
     def launch_s(self, costs: UnitCosts) -> Amount:
         """Return the fixed seconds of shards and column slices."""
         return self.column_slices * costs.column_slice_s + self.shards * costs.shard_s
@@ -88,9 +73,15 @@ class Extras(NamedTuple):
     def phase_s(self, costs: UnitCosts) -> Float:
         """Return seconds by phase, shape (8, ...); lookup and update share local work equally."""
         outputs = self.exchanged_bytes - self.id_bytes - self.gradient_bytes
-        local_s = (self.hbm_s(costs) + self.launch_s(costs)) / 2
+        local_s = self.output_vectors * costs.output_vector_s
+        local_s += self.output_bytes * costs.output_byte_s
+        local_s += self.mapped_lookups * costs.mapped_lookup_s
+        local_s += self.pooled_lookups * costs.pooled_lookup_s
+        local_s += self.sliced_row_bytes * costs.sliced_row_byte_s
+        local_s += self.cache_rows * costs.cache_row_s
+        local_s += self.launch_s(costs)
         phase_s = np.zeros((ROWS, *np.shape(local_s)))
-        phase_s[LOOKUP] = phase_s[UPDATE] = local_s
+        phase_s[LOOKUP] = phase_s[UPDATE] = local_s / 2
         phase_s[COPIES] = self.drive_s
         phase_s[IDS] = self.id_bytes * costs.exchange_byte_s
         phase_s[OUTPUTS] = outputs * costs.exchange_byte_s
@@ -115,9 +106,10 @@ class Work:
     rows: float
     vectors: float
     # Numbers of the devices that each do this work: GPUs, then servers. There are several only for
-    # replicas, and none if `host` serves the shard for all its GPUs.
+    # replicas, and `by_host`: a host with GPUs serves the rows by itself, over the links of all its
+    # GPUs, each of which has an equal part of the work.
     gpus: tuple[int, ...] = ()
-    host: str = ""
+    by_host: bool = False
     # Only a shard's first work has the shard's extras; a group's first work also has the group's.
     extras: Extras = NO_EXTRAS
     # Bytes of a row's weights and state in its home; 0 if as many as in HBM.
@@ -127,7 +119,8 @@ class Work:
     def amounts(self) -> tuple[object, ...]:
         """Everything except the device. Works with equal amounts take equal time on equal GPUs."""
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
-        return self.table, self.kind, sizes, self.lookups, self.rows, self.vectors, self.extras
+        counts = self.lookups, self.rows, self.vectors
+        return self.table, self.kind, self.by_host, sizes, counts, self.extras
 
     def seconds(self, costs: UnitCosts, shares: Float) -> Float:
         """Return seconds of each phase, with extras, and of the host's memory, shape (9,).
@@ -135,6 +128,8 @@ class Work:
         See `read_matrix`.
         """
         sizes = self.weight_bytes, self.row_bytes, self.home_bytes
+        if self.by_host:
+            costs = UnitCosts(host=costs.host._replace(hbm=Rates()))
         matrix = read_matrix(costs, self.kind, sizes, shares)
         seconds: Float = matrix @ (self.lookups, self.rows, self.vectors)
         seconds[:HOST] += self.extras.phase_s(costs)
@@ -149,7 +144,8 @@ class Work:
 
     def resource_s(self, rates: Rates) -> float:
         """Return the seconds of a resource with these rates."""
-        return float(sum(map(mul, rates, self.units)))
+        seconds: float = sum(map(mul, rates, self.units))
+        return seconds
 
 
 Group = tuple[str, tuple[int, int], tuple[str, ...]]
@@ -190,37 +186,30 @@ def work_of(problem: Problem, plan: Plan) -> list[Work]:
     numbers = problem.profile.table_numbers
     works: list[Work] = []
     for (name, _, _), shards in groups_of(plan).items():
-        works += work_of_group(problem, numbers[name], shards, column_slices=slices[name])
+        reads = works_anywhere(problem, numbers[name], shards, column_slices=slices[name])
+        for shard, own in zip(shards, reads, strict=True):
+            works += _on_devices(problem.topology, shard, own)
     return works
 
 
-def work_of_group(
-    problem: Problem, table: int, shards: Sequence[Shard], *, column_slices: int
-) -> list[Work]:
-    """Return the work of a group of shards of table number `table`, on all its devices.
-
-    `column_slices` is how many column slices the table has.
-    """
-    topology, numbers = problem.topology, problem.topology.serving_numbers
-    works: list[Work] = []
-    asked = works_anywhere(problem, table, shards, column_slices=column_slices)
-    for shard, (first, *others) in zip(shards, asked, strict=True):
-        # Drives of hosts may differ.
-        alike = [(one,) for one in shard.devices] if shard.memory == "ssd" else [shard.devices]
-        for devices in alike:
-            gpus = tuple(numbers[device] for device in devices if device in numbers)
+def _on_devices(topology: Topology, shard: Shard, works: Sequence[Work]) -> Iterator[Work]:
+    """Yield a shard's `works_anywhere` for its devices."""
+    numbers, (first, *others) = topology.serving_numbers, works
+    # Drives of hosts may differ.
+    alike = [(one,) for one in shard.devices] if shard.memory == "ssd" else [shard.devices]
+    for devices in alike:
+        if gpus := tuple(numbers[device] for device in devices if device in numbers):
             extras = first.extras
-            if shard.memory == "ssd" and gpus:
-                last = (first, *others)[-1]
-                drive_s = last.rows * drive_row_s(topology, devices[0], last.home_bytes)
+            if shard.memory == "ssd":
+                drive_s = works[-1].rows * drive_row_s(topology, devices[0], works[-1].home_bytes)
                 extras = extras._replace(drive_s=drive_s)
-            if gpus:
-                works.append(replace(first, gpus=gpus, extras=extras))
-                works += [replace(one, gpus=gpus) for one in others]
-            for host in (device for device in devices if device not in numbers):
-                works.append(replace(first, host=host, extras=NO_EXTRAS))
-                works += [replace(one, host=host) for one in others]
-    return works
+            yield replace(first, gpus=gpus, extras=extras)
+            yield from (replace(one, gpus=gpus) for one in others)
+        for host in (device for device in devices if device not in numbers):
+            gpus = tuple(numbers[gpu.id] for gpu in topology.gpus_of(host))
+            lookups, rows = first.lookups / len(gpus), first.rows / len(gpus)
+            part = replace(first, lookups=lookups, rows=rows, vectors=first.vectors / len(gpus))
+            yield replace(part, gpus=gpus, by_host=True, extras=NO_EXTRAS)
 
 
 def works_anywhere(
@@ -328,10 +317,14 @@ def exchange_of(
     samples = problem.global_batch_size // replicas if returns_bags else 0
     vectors = returned_vectors(spec, samples, lookups, all_rows=all_rows)
     output = vectors * width * OUTPUT_BYTES
-    ids = lookups * ID_BYTES + length_bytes(spec, samples)
+    bags = samples * sum(feature.coverage > 0 for feature in spec.features)
+    ids = lookups * ID_BYTES + bags * LENGTH_BYTES
     outputs = vectors * width * DTYPE_BYTES[problem.exchange_dtype]
     if replicated is None:
-        gradients = outputs + row_sum_bytes(spec, rows, column_slices, gpus)
+        gradients = outputs
+        # Each column slice, on a GPU of its own, sends Σ g² of its rows to the others.
+        if spec.optimizer == "rowwise_adagrad":
+            gradients += with_own_part(rows * OUTPUT_BYTES * max(0, column_slices - 1), gpus)
     else:
         global_lookups = problem.global_batch_size * spec.lookups_per_sample
         touched = slice_load(profile, replicated, global_lookups)[1]
@@ -346,12 +339,6 @@ def exchange_of(
         "id_bytes": ids,
         "gradient_bytes": gradients,
     }
-
-
-def only_link(costs: UnitCosts, kind: ReadKind) -> UnitCosts:
-    """Return unit costs with only the GPU's link, for rows that a host serves by itself."""
-    link: dict[str, Any] = {kind: ReadCosts(link=costs.read(kind).link)}
-    return costs._replace(**link)
 
 
 def column_slice_counts(plan: Plan) -> Counter[str]:

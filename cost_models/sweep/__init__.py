@@ -1,9 +1,7 @@
 """`placer sweep`: which placement trains a DLRM fastest, over models and machines.
 
 It repeats the study of Acun et al. (HPCA 2021, arXiv:2011.05497) with cost models instead of
-servers. A cost model gives the time of each plan's embeddings, and `cost_models.dense` the time of
-the dense part. A step takes as long as its slowest part: the GPUs, their host links, the hosts'
-memory, the network or the memory of parameter servers. docs/sweep.md lists the assumptions.
+servers. docs/sweep.md lists the assumptions.
 """
 
 from cost_models.sweep.models_and_machines import (

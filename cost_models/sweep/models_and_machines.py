@@ -26,14 +26,8 @@ _MOST = {"sparse": 10_000, "depth": 1000, "rows": MOST_ROWS, "dim": MOST_DIM}
 class Setting:
     """A DLRM with equal tables, and its batch.
 
-    The defaults follow the test suite of Acun et al. (section V), recalled from memory. `dim`,
-    `skew` and a batch per GPU are assumptions; see docs/sweep.md.
-
-    `dense` and `sparse` are the numbers of dense and sparse features. Each table has `rows` rows
-    (the hash size) of `dim` columns. Both MLPs have `depth` hidden layers of `width` columns.
-    `batch` is the number of samples per GPU and step; CPU trainers have their own. `pooling` is the
-    number of lookups per sparse feature and sample. `skew` is the Zipf exponent of accesses; 0 is
-    uniform.
+    docs/sweep.md says what each value means, and where the defaults come from. CPU trainers have
+    their own `batch`.
 
     Raises ProblemError if a value is less than 1, the skew less than 0, or a table too large.
     """
@@ -114,8 +108,7 @@ MODELS: dict[str, Setting] = {
     "m2": Setting(dense=504, sparse=13, rows=10_000_000, pooling=17, width=1024),
     "m3": Setting(dense=809, sparse=127, rows=10_000_000, pooling=49),
 }
-"""The test suite, and the production models of the paper's table II with tens (M1, M2) and hundreds
-(M3) of gigabytes of tables. docs/sweep.md says which values are recalled and which are assumed."""
+"""The test suite, and the production models of the paper's table II; see docs/sweep.md."""
 
 
 def axis_values(text: str) -> tuple[str, tuple[float, ...]]:

@@ -4,6 +4,7 @@ Equal tables need no search: dealing them out in turn gives the best balance.
 """
 
 import itertools
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -113,13 +114,7 @@ def _most_rows(problem: Problem, model: CostModel, number: int, parts: Parts, ro
                 total += sized.row_count * table.bytes_per_row()
         return total <= room
 
-    low, high = 0, table.rows
-    if fits(high):
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return bisect(range(1, table.rows + 1), False, key=lambda rows: not fits(rows))
 
 
 def shortage(plan: Plan) -> Shortage | None:

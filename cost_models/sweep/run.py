@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from cost_models import CostModel, CostReport
 from cost_models.dense import DenseCost, dense_cost
+from cost_models.step_equation.loads import ID_BYTES, OUTPUT_BYTES
 from cost_models.sweep.models_and_machines import Platform, Setting, cases, server_topology
 from cost_models.sweep.placements import PLACEMENTS, Placement, pooled_by_host, shortage
 from placer.errors import PlacerError, PlanMismatchError, ProblemError
@@ -19,9 +20,6 @@ from placer.units import format_bytes
 
 CPU_BATCH = 200
 """Samples in a CPU trainer's step, recalled from Acun et al., section V."""
-
-_ID_BYTES = 8
-_FLOAT_BYTES = 4
 
 
 class ImpossibleError(PlacerError):
@@ -176,7 +174,7 @@ class Steps:
         sent = self._network_bytes * samples
         ports = self.platform.network_bytes_per_s * len(topology.hosts)
         dense = self._dense(topology)
-        pooled = setting.batch * setting.sparse * setting.dim * _FLOAT_BYTES
+        pooled = setting.batch * setting.sparse * setting.dim * OUTPUT_BYTES
         link_s = 0.0
         for gpu, cost in zip(topology.gpus, dense, strict=True):
             own_s = pooled / topology.host_link_bytes_per_s(gpu.id) + cost.input_s
@@ -248,8 +246,8 @@ class Steps:
     def _network_bytes(self) -> float:
         """Bytes of a sample's ids and gradients to the servers, the busier direction."""
         setting = self.setting
-        row_bytes = setting.dim * _FLOAT_BYTES
-        return float(setting.sparse * (setting.pooling * _ID_BYTES + row_bytes))
+        row_bytes = setting.dim * OUTPUT_BYTES
+        return float(setting.sparse * (setting.pooling * ID_BYTES + row_bytes))
 
 
 def _shared(topology: Topology, gpu: str, between_s: float) -> float:

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
@@ -33,7 +33,7 @@ from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets
 from torchrec.distributed.types import CacheParams, CacheStatistics
 from torchrec.optim import RowWiseAdagrad
 
-from cost_models.base import CostCurve
+from cost_models.base import CostCurve, Float
 from placer.adapters.torchrec.sharding import Block, Kernel, Sharding, ShardingType, even_blocks
 from placer.errors import ProblemError, TopologyError
 from placer.plan.fields import Shard
@@ -63,6 +63,9 @@ MODULE_PATHS = {True: "embeddings", False: "sequences"}
 """The path in a model at which the planner finds pooled tables (True) and others (False)."""
 
 _META = torch.device("meta")
+
+_POINTS = 128
+_MS = 1e-3
 
 
 class Many(np.ndarray[Any, np.dtype[np.float64]]):
@@ -197,22 +200,14 @@ def weight(table: Table) -> torch.Tensor:
     return tensor
 
 
-def even_column_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
-    """Return the widths of a table's column slices in TorchRec's enumerator."""
-    sizes, _ = calculate_shard_sizes_and_offsets(
-        weight(table), 1, 1, "column_wise", col_wise_shard_dim=min_partition
-    )
-    return tuple(size[1] for size in sizes)
-
-
 class Estimates:
     """TorchRec's estimators for one problem; see `cost_models.torchrec.model.TorchRec`."""
 
     def __init__(
         self,
         problem: Problem,
-        prefetch_pipeline: bool = False,
-        bandwidths: Bandwidths = "torchrec",
+        prefetch_pipeline: bool,
+        bandwidths: Bandwidths,
     ) -> None:
         self.problem = problem
         self.topology = torchrec_topology(problem.topology, bandwidths)
@@ -238,6 +233,15 @@ class Estimates:
         )
         self._storage = EmbeddingStorageEstimator(topology=self.topology)
         self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
+        self.curves: dict[tuple[object, ...], CostCurve] = {}
+
+    @staticmethod
+    def even_column_widths(table: Table, min_partition: int | None) -> tuple[int, ...]:
+        """Return the widths of a table's column slices in TorchRec's enumerator."""
+        sizes, _ = calculate_shard_sizes_and_offsets(
+            weight(table), 1, 1, "column_wise", col_wise_shard_dim=min_partition
+        )
+        return tuple(size[1] for size in sizes)
 
     def cache_params(self, profile: TableProfile, load_factor: Any) -> CacheParams:
         """Return TorchRec's cache parameters of a table, with its profile's statistics."""
@@ -251,16 +255,13 @@ class Estimates:
             stats=self._statistics[key],
         )
 
-    def option(
-        self, profile: TableProfile, sharding: Sharding, load_factor: Any = None
-    ) -> TorchRecOption:
+    def option(self, profile: TableProfile, sharding: Sharding) -> TorchRecOption:
         """Return TorchRec's sharding option of a table, without estimates.
 
-        `load_factor` replaces the load factor of `sharding`, and may be `Many`.
+        The sharding's load factor may be `Many`.
         """
         table = profile.table
         lengths, pooled = input_lengths(table)
-        factor = sharding.load_factor if load_factor is None else load_factor
         cached = sharding.kernel == "fused_uvm_caching"
         rows = max(1, table.rows)
         return TorchRecOption(
@@ -280,7 +281,7 @@ class Estimates:
                 )
                 for block in sharding.blocks
             ],
-            cache_params=self.cache_params(profile, factor) if cached else None,
+            cache_params=self.cache_params(profile, sharding.load_factor) if cached else None,
             is_pooled=pooled,
         )
 
@@ -289,92 +290,83 @@ class Estimates:
         self._perf.estimate(options, sharder_data_map=self._sharders)
         self._storage.estimate(options, sharder_data_map=self._sharders)
 
+    def curve(
+        self,
+        profile: TableProfile,
+        kind: ShardingType,
+        block: Block,
+        *,
+        is_replica: bool,
+    ) -> CostCurve:
+        """Return a shard's cost curve: no row in HBM, caches of many sizes, and all rows in HBM.
 
-Float = npt.NDArray[np.float64]
+        The curve of a replica has one point, with all rows in HBM.
+        """
+        table, rows = profile.table, block.rows
+        row_bytes = table.bytes_per_row(block.width)
+        options, timed, caches = [], [], np.zeros(0)
+        if not is_replica:
+            options.append(self.option(profile, Sharding(kind, "fused_uvm", (block,))))
+            # A table has one load factor: all its row blocks take the points of the largest one.
+            largest = self._largest_block(table, kind, block)
+            points = _cache_points(largest.rows)
+            caches = np.rint(points * (rows / max(1, largest.rows)))
+            kept = (caches < rows) & (np.diff(caches, prepend=0.0) > 0)
+            points, caches = points[kept], caches[kept]
+            if caches.size:
+                factors: Any = _load_factor(caches, rows, largest.rows).view(Many)
+                caching = Sharding(kind, "fused_uvm_caching", (block,), factors)
+                options.append(self.option(profile, caching))
+                if rows < largest.rows:
+                    factors = (points / largest.rows).view(Many)
+                    caching = replace(caching, blocks=(largest,), load_factor=factors)
+                    timed = [self.option(profile, caching)]
+        if rows or is_replica:
+            kernel: Kernel = "dense" if kind == "data_parallel" else "fused"
+            options.append(self.option(profile, Sharding(kind, kernel, (block,))))
+        self.estimate(options + timed)
+        hot = np.concatenate(
+            ([] if is_replica else [0], caches, [rows] if rows or is_replica else [])
+        )
+        own = np.where(hot < rows, hot * (row_bytes + ROW_CACHE_ENTRY_BYTES), hot * row_bytes)
+        hbm_bytes = np.maximum(_joined(option.shards[0].storage.hbm for option in options), own)
+        if timed:
+            options[1] = timed[0]
+        # TorchRec's model has no launches, splits or bandwidth of DRAM.
+        return CostCurve(
+            hot_rows=hot.astype(np.int64),
+            gpu_s=_joined(option.shards[0].perf.total for option in options) * _MS,
+            dram_s=np.zeros(hot.size),
+            hbm_bytes=hbm_bytes,
+            dram_bytes=np.where(hot < rows, rows * row_bytes, 0).astype(np.float64),
+            only_points=True,
+        )
 
-_POINTS = 128
-_MS = 1e-3
+    def shard_buffer_bytes(
+        self, profile: TableProfile, shard: Shard, kind: ShardingType, kernel: Kernel
+    ) -> int:
+        """Return the HBM bytes that TorchRec counts for a shard besides its rows and cache."""
+        table = profile.table
+        block = Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], 0)
+        factor, own = None, 0
+        if kernel == "fused_uvm_caching":
+            largest = self._largest_block(table, kind, block)
+            factor = float(_load_factor(shard.cache_rows, block.rows, largest.rows))
+            own = cache_bytes(table, shard)
+        elif kernel != "fused_uvm":
+            own = block.rows * table.bytes_per_row(block.width)
+        option = self.option(profile, Sharding(kind, kernel, (block,), factor))
+        self.estimate([option])
+        counted: float = option.shards[0].storage.hbm
+        return max(0, math.ceil(counted - own))
 
-
-def curve(
-    estimates: Estimates,
-    profile: TableProfile,
-    kind: ShardingType,
-    block: Block,
-    *,
-    is_replica: bool,
-) -> CostCurve:
-    """Return a shard's cost curve: no row in HBM, caches of many sizes, and all rows in HBM.
-
-    The curve of a replica has one point, with all rows in HBM.
-    """
-    table, rows = profile.table, block.rows
-    row_bytes = table.bytes_per_row(block.width)
-    options, timed, caches = [], [], np.zeros(0)
-    if not is_replica:
-        options.append(estimates.option(profile, Sharding(kind, "fused_uvm", (block,))))
-        # A table has one load factor, so all its row blocks take the points of the largest block.
-        largest = largest_block(estimates, table, kind, block)
-        points = _cache_points(largest.rows)
-        caches = np.rint(points * (rows / max(1, largest.rows)))
-        kept = (caches < rows) & (np.diff(caches, prepend=0.0) > 0)
-        points, caches = points[kept], caches[kept]
-        if caches.size:
-            caching = Sharding(kind, "fused_uvm_caching", (block,))
-            factors = _load_factor(caches, rows, largest.rows).view(Many)
-            options.append(estimates.option(profile, caching, factors))
-            if rows < largest.rows:
-                caching = Sharding(kind, "fused_uvm_caching", (largest,))
-                factors = (points / largest.rows).view(Many)
-                timed = [estimates.option(profile, caching, factors)]
-    if rows or is_replica:
-        kernel: Kernel = "dense" if kind == "data_parallel" else "fused"
-        options.append(estimates.option(profile, Sharding(kind, kernel, (block,))))
-    estimates.estimate(options + timed)
-    hot = np.concatenate(([] if is_replica else [0], caches, [rows] if rows or is_replica else []))
-    own = np.where(hot < rows, hot * (row_bytes + ROW_CACHE_ENTRY_BYTES), hot * row_bytes)
-    hbm_bytes = np.maximum(_joined(option.shards[0].storage.hbm for option in options), own)
-    if timed:
-        options[1] = timed[0]
-    # TorchRec's model has no launches, splits or bandwidth of DRAM.
-    return CostCurve(
-        hot_rows=hot.astype(np.int64),
-        gpu_s=_joined(option.shards[0].perf.total for option in options) * _MS,
-        dram_s=np.zeros(hot.size),
-        hbm_bytes=hbm_bytes,
-        dram_bytes=np.where(hot < rows, rows * row_bytes, 0).astype(np.float64),
-        split_s=0.0,
-        split_hbm_bytes=0.0,
-        only_points=True,
-    )
-
-
-def shard_buffer_bytes(
-    estimates: Estimates, profile: TableProfile, shard: Shard, kind: ShardingType, kernel: Kernel
-) -> int:
-    """Return the HBM bytes that TorchRec counts for a shard besides its rows and cache."""
-    table = profile.table
-    block = Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], 0)
-    factor, own = None, 0
-    if kernel == "fused_uvm_caching":
-        largest = largest_block(estimates, table, kind, block)
-        factor = float(_load_factor(shard.cache_rows, block.rows, largest.rows))
-        own = cache_bytes(table, shard)
-    elif kernel != "fused_uvm":
-        own = block.rows * table.bytes_per_row(block.width)
-    option = estimates.option(profile, Sharding(kind, kernel, (block,), factor))
-    estimates.estimate([option])
-    counted: float = option.shards[0].storage.hbm
-    return max(0, math.ceil(counted - own))
-
-
-def largest_block(estimates: Estimates, table: Table, kind: ShardingType, block: Block) -> Block:
-    """Return the table's largest row block, or `block` if the table has no row blocks."""
-    if kind not in ("row_wise", "table_row_wise", "grid_shard"):
-        return block
-    topology = estimates.topology
-    row_slices = topology.world_size if kind == "row_wise" else topology.local_world_size
-    return block._replace(rows=even_blocks(table.rows, row_slices)[0][1])
+    def _largest_block(self, table: Table, kind: ShardingType, block: Block) -> Block:
+        """Return the table's largest row block, or `block` if the table has no row blocks."""
+        if kind not in ("row_wise", "table_row_wise", "grid_shard"):
+            return block
+        topology = self.topology
+        row_slices = topology.world_size if kind == "row_wise" else topology.local_world_size
+        return block._replace(rows=even_blocks(table.rows, row_slices)[0][1])
 
 
 def _load_factor(cache_rows: Any, rows: int, largest: int) -> Any:

@@ -1,11 +1,7 @@
 """The TorchRec cost model: step time and memory from the estimators of TorchRec's planner.
 
-The time of a rank is the sum of `Perf.total` over its shards, and the step takes as long as the
-slowest rank. The planner rates plans in the same way (`NoopPerfModel`). A table is placed whole, in
-even column slices, in contiguous row blocks over all GPUs or one host's GPUs, in a grid of both, or
-replicated. Its rows are in HBM (kernel ``fused``), in DRAM and read in place (``fused_uvm``), or in
-DRAM with a cache in HBM (``fused_uvm_caching``). Misses of caches come from the profile.
-docs/torchrec.md says what the formulas leave out.
+docs/torchrec.md says which placements TorchRec can hold, and what its formulas count and leave out.
+Misses of caches come from the profile.
 
 This module repeats no formula. One call of the estimators with all load factors makes a curve.
 """
@@ -81,9 +77,7 @@ class TorchRec(CostModel):
             "min_partition": min_partition,
         }
         self._replicate = replicate
-        # Estimators and curves of the last problem.
-        self._estimates: Estimates | None = None
-        self._curves: dict[tuple[object, ...], CostCurve] = {}
+        self._estimates: Estimates | None = None  # Of the last problem.
 
     def identity(self) -> Any:
         """Return the options and TorchRec's versions as JSON, for the key of the plan cache."""
@@ -107,19 +101,16 @@ class TorchRec(CostModel):
             self._estimates = Estimates(
                 problem, self._options["prefetch_pipeline"], self._options["bandwidths"]
             )
-            self._curves = {}
         return self._estimates
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """Return the options of TorchRec's enumerator. See `CostModel.sharding_options`."""
-        self.estimates(problem)
-        from cost_models.torchrec.estimates import even_column_widths
-
+        estimates = self.estimates(problem)
         spec, gpus = problem.profile.tables[table].table, problem.topology.gpus
         options = [ShardingOption(cold="cached")]
         if len(gpus) == 1 or spec.rows == 0:
             return tuple(options)
-        column_widths = even_column_widths(spec, self._options["min_partition"])
+        column_widths = estimates.even_column_widths(spec, self._options["min_partition"])
         if len(column_widths) > 1:
             options.append(ShardingOption(1, column_widths, cold="cached"))
         # With few rows, some GPUs would have none, but TorchRec would charge the same.
@@ -186,12 +177,12 @@ class TorchRec(CostModel):
         # Tables with the same size and the same accesses share their curves.
         alike = table.rows, table.dim, table.dtype, table.optimizer, lookups, poolings
         key = shard.is_replica, kind, stop - start, last - first, alike, id(profile.cdf)
-        if key not in self._curves:
-            from cost_models.torchrec.estimates import curve
-
+        if key not in estimates.curves:
             block = Block(stop - start, last - first, start, first, gpu)
-            self._curves[key] = curve(estimates, profile, kind, block, is_replica=shard.is_replica)
-        return self._curves[key]
+            estimates.curves[key] = estimates.curve(
+                profile, kind, block, is_replica=shard.is_replica
+            )
+        return estimates.curves[key]
 
     def with_buffers(
         self, problem: Problem, table: int, shard: Shard, *, returns_bags: bool
@@ -203,10 +194,7 @@ class TorchRec(CostModel):
         """
         profile = problem.profile.tables[table]
         kind, kernel = _kind_of_shard(profile.table, shard, problem.topology)
-        estimates = self.estimates(problem)
-        from cost_models.torchrec.estimates import shard_buffer_bytes
-
-        size = shard_buffer_bytes(estimates, profile, shard, kind, kernel)
+        size = self.estimates(problem).shard_buffer_bytes(profile, shard, kind, kernel)
         return replace(shard, staging_rows=0, buffer_bytes=size)
 
 

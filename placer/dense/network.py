@@ -114,6 +114,11 @@ class DenseNetwork:
         return self.parameters * FLOAT_BYTES
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return self.parameter_bytes * _STATES[self.layers.optimizer]
+
+    @property
     def value_bytes(self) -> int:
         """Bytes of one activation."""
         return _MATH_BYTES[self.layers.math]
@@ -187,7 +192,7 @@ def dense_memory(network: DenseNetwork, samples: int, gpus: int = 1) -> DenseMem
     return DenseMemory(
         weights + copies,
         weights,
-        weights * _STATES[network.layers.optimizer],
+        network.state_bytes,
         weights if gpus > 1 else 0,
         samples * inputs_bytes,
     )

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cost_models import TableShard
-from cost_models.arenas import Arena, ArenaCosts, ArenaLoad, Float, arena_of
+from cost_models.arenas import Arena, ArenaCosts, ArenaLoad, arena_of
+from cost_models.base import Float
 from cost_models.step_equation.loads import slice_load
 from placer.problem import Problem
 from solvers.model.knapsack import OF_GPU
