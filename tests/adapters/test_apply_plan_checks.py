@@ -68,6 +68,10 @@ def test_every_fault_is_named_at_once() -> None:
         (lambda m: setattr(m.answer, "padding_idx", 3), "have different padding_idx"),
         (lambda m: parametrizations.weight_norm(m.words), "table 'words' has no module"),
         (lambda m: setattr(m.words, "forward", m.pages.forward), "has a forward of its own"),
+        (
+            lambda m: m.words.register_buffer("seen", torch.zeros(50)),
+            "EmbeddingBag holds seen, which would be lost",
+        ),
         (lambda m: m.words.weight.register_hook(lambda g: 0 * g), "its weight has hooks"),
         (
             lambda m: m.words.weight.register_post_accumulate_grad_hook(lambda p: None),

@@ -97,6 +97,13 @@ def test_clipping_is_that_of_parameters(max_norm: float) -> None:
     assert_close(model, theirs)
 
 
+def test_a_single_parameter_is_clipped() -> None:
+    model, applied, _ = models()
+    backward(model, range(2))
+    applied.clip_grad_norm_(model.out.weight, 1e-3)
+    assert float(model.out.weight.grad.norm()) < 1e-3
+
+
 def test_clipping_needs_gradients_that_wait() -> None:
     model, applied = placed()
     with pytest.raises(PlacerError, match="call update_with"):

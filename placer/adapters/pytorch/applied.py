@@ -96,7 +96,11 @@ class AppliedPlan(Summarized):
         return UpdateHandle(remove)
 
     def clip_grad_norm_(
-        self, parameters: Iterable[Tensor], max_norm: float, *, error_if_nonfinite: bool = False
+        self,
+        parameters: Tensor | Iterable[Tensor],
+        max_norm: float,
+        *,
+        error_if_nonfinite: bool = False,
     ) -> Tensor:
         """Clip gradients of parameters and tables together, as if tables were parameters.
 
@@ -123,7 +127,8 @@ class AppliedPlan(Summarized):
                 "tables are updated in the backward pass, so that no gradient of theirs is left to "
                 "clip; call update_with(optimizer) first"
             )
-        parameters = [each for each in parameters if each.grad is not None]
+        several = [parameters] if isinstance(parameters, Tensor) else parameters
+        parameters = [each for each in several if each.grad is not None]
         gradients = [each.grad for each in parameters if each.grad is not None]
         dense = torch.nn.utils.get_total_norm(gradients)
         squares = [table.squared_gradient_norm() for table in self.tables.values()]

@@ -222,6 +222,10 @@ def _unsupported(module: EmbeddingModule) -> list[str]:
         nn.EmbeddingBag.forward,
     ):
         faults.append(f"{type(module).__name__} has a forward of its own, which would be lost")
+    others = {**module._parameters, **module._buffers, **module._modules}.keys() - {"weight"}
+    if others:
+        names = ", ".join(sorted(others))
+        faults.append(f"{type(module).__name__} holds {names}, which would be lost")
     return faults
 
 
