@@ -30,7 +30,7 @@ from placer.errors import (
     PlacerError,
     PlanMismatchError,
 )
-from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.growing import Growing
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -118,6 +118,8 @@ def test_a_batch_of_other_features_is_refused() -> None:
     assert model.feature_names == ("t.sum", "t.mean")
     with pytest.raises(DataError, match="holds 1 features, the plan 2"):
         model(BagBatch(torch.tensor([1]), torch.tensor([0, 1]), 1))
+    with pytest.raises(PlacerError, match=r"look_ahead takes batches and .*, not a Linear"):
+        next(look_ahead([], nn.Linear(2, 2)))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"a BagBatch, not a dict: make one with .*from_features"):
         model({"t.sum": (torch.tensor([1]), None, None)})
 

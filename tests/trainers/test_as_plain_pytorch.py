@@ -81,6 +81,26 @@ def test_several_backward_passes_before_a_step_are_said() -> None:
         optimizer.step()  # One pass before a step is what it should be.
 
 
+@pytest.mark.parametrize("made_first", ["scheduler", "update_with"])
+def test_one_cycle_takes_the_tables_to_their_own_rate(made_first: str) -> None:
+    model, applied = placed("sgd")
+    theirs, other = plain()
+    for one, trainer in ((theirs, other), (model, torch.optim.SGD(model.parameters(), lr=LR))):
+        if one is model and made_first == "update_with":
+            applied.update_with(trainer)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            trainer, LR, total_steps=5, cycle_momentum=False
+        )
+        if one is model and made_first == "scheduler":
+            applied.update_with(trainer)
+        for step in range(4):
+            trainer.zero_grad()
+            backward(one, range(step, step + 1))
+            trainer.step()
+            schedule.step()
+    assert_close(model, theirs)
+
+
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])
 def test_clipping_is_that_of_parameters(max_norm: float) -> None:
     model, applied, optimizer = models()

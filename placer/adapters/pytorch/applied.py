@@ -58,6 +58,7 @@ class AppliedPlan(Summarized):
         Then the tables' gradients accumulate over backward passes, as gradients of parameters do,
         and `optimizer.zero_grad()` drops them. With `follow_lr`, a scheduler that changes the
         learning rate of the optimizer's first group changes the tables' rate by the same factor.
+        Their own rate is that at the scheduler's base rate, or at the ``max_lr`` of `OneCycleLR`.
         Call `remove` of the returned handle to update in backward again.
         """
         tables = list(self.tables.values())
@@ -67,7 +68,8 @@ class AppliedPlan(Summarized):
         def update(*_: object) -> None:
             # Look the group up again: `load_state_dict` makes new groups.
             group = optimizer.param_groups[0]
-            first = float(group.get("initial_lr", start))  # Schedulers set it.
+            # Schedulers note where they begin; `OneCycleLR` begins far below the usual rate.
+            first = float(group.get("max_lr", group.get("initial_lr", start)))
             share = float(group["lr"]) / first if follow_lr and first else 1.0
             for table in tables:
                 if share != table.lr_share:
