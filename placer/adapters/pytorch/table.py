@@ -317,6 +317,8 @@ class PlacedTable:
         call.gradient = gradient
         if self.waits:
             call.let_go()  # The update looks its rows up again later.
+            # Until then, the caller may fill its tensors with the next batch.
+            call.batch = joined([call], self.device)
         elif self._own is None:
             self.shared.update_after_pass(self.name)
         elif not self.calls:
