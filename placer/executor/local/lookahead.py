@@ -55,7 +55,7 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
     """
     if not hasattr(embeddings, "prefetch"):
         raise PlacerError(
-            f"look_ahead takes batches and the embeddings that look them up, not a "
+            "look_ahead takes batches and the embeddings that look them up, not a "
             f"{type(embeddings).__name__}; modules placed by apply_plan do not look ahead"
         )
     # Sharded embeddings can also send ids while two earlier batches train.
