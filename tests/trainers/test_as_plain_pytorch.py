@@ -134,6 +134,28 @@ def test_clipping_needs_gradients_that_wait() -> None:
         applied.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
 
 
+@pytest.mark.slow
+def test_the_update_is_not_traced_where_the_step_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, applied, optimizer = models()
+    table, traced = applied.tables["item"], []
+    own = table.update
+
+    def update() -> None:
+        traced.append(torch.compiler.is_compiling())
+        own()
+
+    monkeypatch.setattr(table, "update", update)
+    backward(model, range(1))
+    torch.compile(optimizer.step, backend="eager")()
+    assert traced == [False]
+    theirs, other = plain()
+    backward(theirs, range(1))
+    other.step()
+    assert_close(model, theirs)
+
+
 def test_autocast_trains_tables_as_parameters() -> None:
     model, _, optimizer = models()
     theirs, other = plain()

@@ -11,6 +11,7 @@ from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
+from placer.executor.embeddings import uncompiled
 from placer.growing import KeyCounts
 from placer.units import Summarized, listed
 
@@ -65,6 +66,7 @@ class AppliedPlan(Summarized):
         group = optimizer.param_groups[0]
         start = float(group["lr"])
 
+        @uncompiled  # The optimizer's step may be compiled.
         def update(*_: object) -> None:
             # Look the group up again: `load_state_dict` makes new groups.
             group = optimizer.param_groups[0]
