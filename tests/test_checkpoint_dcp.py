@@ -487,6 +487,8 @@ def test_names_and_models_that_cannot_be_saved_are_refused(tmp_path: Path) -> No
     model = PlacedEmbeddings(plan_of([two_features()]))
     with pytest.raises(CheckpointError, match=r"'model.x' is one of the model's own"):
         save_model(tmp_path / "saved", model, {"model.x": torch.ones(1)})
+    with pytest.raises(CheckpointError, match="'optimizer' is a dict, and a folder has tensors"):
+        save_model(tmp_path / "saved", model, {"optimizer": {}})  # type: ignore[dict-item]
     with pytest.raises(CheckpointError, match="no placed tables"):
         save_model(tmp_path / "saved", nn.Linear(2, 2))
     assert list(tmp_path.iterdir()) == []

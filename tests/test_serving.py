@@ -10,7 +10,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from placer import AccessCdf, Feature, Profile, Table, TableProfile, Topology, apply_plan
+from placer import (
+    AccessCdf,
+    Feature,
+    Plan,
+    Profile,
+    Shard,
+    Table,
+    TableProfile,
+    Topology,
+    apply_plan,
+)
 from placer.errors import CapacityError, CheckpointError, ProblemError
 from placer.executor import BagBatch
 from placer.plan.serving import serving_plan
@@ -112,3 +122,16 @@ def test_a_server_has_the_trained_rows_and_the_hit_rate(tmp_path: Path) -> None:
         load_read_only(other, tmp_path / "tables")
     with pytest.raises(CheckpointError, match=r"tables.u.weight is missing"):
         load_read_only(other, file)
+
+
+@pytest.mark.filterwarnings("ignore:all trainable parameters")
+def test_a_server_leaves_out_the_padding_of_a_model(tmp_path: Path) -> None:
+    table = Table("t", 9, 4, features=(Feature("t", 2.0, pooling="mean"),))
+    shard = Shard("t", (0, 9, 1), (0, 4), ("gpu:0",), "hbm", "device")
+    plan = Plan((table,), ONE, (shard,))
+    model = nn.ModuleDict({"t": nn.EmbeddingBag(9, 4, mode="mean", padding_idx=8)})
+    save_tables(tmp_path / "tables", apply_plan(model, plan, backend="torch"))
+    ids = torch.tensor([[1, 8, 3], [8, 8, 2]])
+    bags = {"t": (ids.flatten(), torch.tensor([0, 3, 6]), None)}
+    served = load_read_only(plan, tmp_path / "tables", backend="torch", padding_idx={"t": 8})
+    assert torch.equal(served(BagBatch.from_features(bags, ["t"]))["t"], model["t"](ids))

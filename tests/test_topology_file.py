@@ -51,6 +51,16 @@ def test_the_documented_example(tmp_path: Path) -> None:
     assert lab.sources == {"pcie bandwidth": "measured with a pinned copy"}
 
 
+def test_a_drive_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
+    server = '- {id: "host:1", memory: 64GiB, dram_bandwidth: 20GB/s, drive: {memory: 1TiB}}'
+    text = SMALL.replace("links:", f"{server}\nlinks:")
+    text += '- {a: "host:0", b: network, kind: network, bandwidth: 1GB/s}\n'
+    text += '- {a: "host:1", b: network, kind: network, bandwidth: 1GB/s}\n'
+    with pytest.raises(TopologyError, match=r"mine\.yaml: .*host:1 has none: leave its drive out"):
+        Topology.load(write(tmp_path, text))
+    assert Topology.load(write(tmp_path, text.replace(", drive: {memory: 1TiB}", ""))).servers
+
+
 def test_small_file_and_its_defaults(tmp_path: Path) -> None:
     topology = Topology.load(write(tmp_path, SMALL))
     assert topology == Topology(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import accumulate
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -64,10 +65,8 @@ class DeviceKeys(GrowingKeys):
         device: torch.device,
         run: Callable[..., None],
     ) -> None:
-        from placer.executor.backends.triton import key_kernels
-
         super().__init__(growing, tables, seed)
-        self._kernels, self._device, self._run = key_kernels, device, run
+        self._device, self._run = device, run
         self._used: torch.cuda.Event | None = None
         self._segments = lru_cache(_SHAPES)(partial(SegmentTable.of, device))
         slots, rows = (
@@ -90,6 +89,12 @@ class DeviceKeys(GrowingKeys):
             self.maps[name] = DeviceKeyMap(how, self._copy.part(*own))
             mask = (1 << how.capacity.bit_length()) - 1
             self._places[name] = number, slots[number], how.slot_count, rows[number], mask
+
+    @property
+    def _kernels(self) -> ModuleType:  # No attribute, because modules cannot be deep-copied.
+        from placer.executor.backends.triton import key_kernels
+
+        return key_kernels
 
     def rows_of(
         self,

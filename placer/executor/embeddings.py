@@ -134,6 +134,19 @@ class Embeddings(nn.Module, ABC):
     def _can_be_copied(self) -> bool:
         return False
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Refuse `to`, `cuda`, `half` and the like where they ask for another device or type."""
+        before = torch.empty(0, device=self.device)
+        after = fn(before)
+        if (after.dtype, after.device) != (before.dtype, before.device):
+            raise PlanMismatchError(
+                f"{type(self).__name__} cannot become {after.dtype} on {after.device}: it returns "
+                f"{before.dtype} on {before.device}, and the plan says the types of its rows. Make "
+                "it with device=..., and convert or move the other modules alone"
+            )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the plan's features, in the order that batches must have."""
@@ -289,6 +302,10 @@ class Embeddings(nn.Module, ABC):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        # Runs hooks; there is nothing of nn.Module's own to load.
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, False, missing_keys, unexpected_keys, error_msgs
+        )
         keys = {f"{prefix}{table.name}.weight": table.name for table in self.plan.tables}
         weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
         maps = {f"{prefix}{name}": name for name in self.keys.names()}

@@ -160,7 +160,8 @@ def load_read_only(plan: Plan, folder: StrPath, **options: Any) -> ReadOnlyTable
     it is a file of `placer export --to safetensors`: tables that grow need such a file, and so does
     `ReadOnlyTables.apply_increment`. It is read a number of rows at a time. Make `plan` with
     `placer.plan.serving.serving_plan`, or use any plan of one process.
-    Options are ``device``, ``backend`` and ``cache_policy`` of `PlacedEmbeddings`.
+    Options are ``device``, ``backend``, ``cache_policy`` and ``padding_idx`` of `PlacedEmbeddings`;
+    features need their ``padding_idx`` here if their modules had one, as plans do not say it.
 
     Raises CheckpointError if the folder is missing or damaged, or lacks tables of the plan.
 

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer
 from placer.config_file import StrictModel, read_file
 from placer.errors import PlacerError, TopologyError
 from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
-from placer.units import LEAST_WITHOUT_UNIT, parse_bytes
+from placer.units import LEAST_WITHOUT_UNIT, listed, parse_bytes
 
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
 _RATE_UNITS = {
@@ -146,7 +146,15 @@ def read(path: str | os.PathLike[str]) -> TopologyFields:
     """
     entries = read_file(path, TopologyFile, "topology", TopologyError)
     try:
-        return _topology(entries, Path(path).stem)
+        machine = _topology(entries, Path(path).stem)
+        served = {gpu.host for gpu in machine.gpus}
+        unused = [host.id for host in machine.hosts if host.drive and host.id not in served]
+        if unused:
+            raise TopologyError(
+                f"a drive serves the GPUs of its host, and {listed(unused, 3)} has none: leave its "
+                "drive out"
+            )
+        return machine
     except TopologyError as error:
         raise TopologyError(f"{path}: {error}") from error
 

@@ -260,6 +260,23 @@ def test_gradients_accumulate_until_an_optimizer_steps(kind: str) -> None:
     assert not torch.equal(after, applied.tables["item"].weight())
 
 
+def test_inputs_may_be_overwritten_while_gradients_accumulate() -> None:
+    theirs, ours = clicks(), clicks()
+    trainers = optimizers(theirs, "adagrad")
+    applied = apply_plan(ours, plan_for("cached", optimizer="adagrad"), lr=LR, eps=EPS)
+    dense = torch.optim.SGD(ours.parameters(), lr=LR)
+    applied.update_with(dense)
+    for model, optimizers_of in ((theirs, trainers), (ours, [dense])):
+        reused = batch(0)
+        for part in range(3):
+            for name, values in batch(part).items():
+                reused[name].resize_(values.shape).copy_(values)
+            model(reused).square().mean().backward()
+        for one in optimizers_of:
+            one.step()
+    assert_equal_models(ours, theirs)
+
+
 def test_penalties_on_the_whole_weight_train_it() -> None:
     ours, theirs = placed_pair(nn.Embedding(10, 4, padding_idx=3))
     for module in (ours, theirs):

@@ -9,7 +9,17 @@ from functools import partial
 
 import pytest
 import torch
-from apply_plan_cases import LR, TABLES, Clicks, batch, clicks, plan_for, table, train
+from apply_plan_cases import (
+    LR,
+    TABLES,
+    Clicks,
+    assert_equal_models,
+    batch,
+    clicks,
+    plan_for,
+    table,
+    train,
+)
 from plan_cases import machine
 from torch import nn
 from torch.nn.utils import parametrizations
@@ -68,6 +78,10 @@ def test_every_fault_is_named_at_once() -> None:
         (lambda m: setattr(m.answer, "padding_idx", 3), "have different padding_idx"),
         (lambda m: parametrizations.weight_norm(m.words), "table 'words' has no module"),
         (lambda m: setattr(m.words, "forward", m.pages.forward), "has a forward of its own"),
+        (
+            lambda m: m.words.register_buffer("seen", torch.zeros(50)),
+            "EmbeddingBag holds seen, which would be lost",
+        ),
         (lambda m: m.words.weight.register_hook(lambda g: 0 * g), "its weight has hooks"),
         (
             lambda m: m.words.weight.register_post_accumulate_grad_hook(lambda p: None),
@@ -239,6 +253,21 @@ def test_what_an_optimizer_did_and_tables_do_not_is_told(
         apply_plan(model, plan_for(), "adagrad", optimizers=[make(model.parameters())], **said)
     told = [str(one.message) for one in caught]
     assert [words.partition(" does not act on placed tables")[0] for words in told] == expected
+
+
+def test_state_that_tables_begin_without_is_told_and_can_be_given() -> None:
+    model, theirs = clicks(), clicks()
+    trainer, other = (torch.optim.Adagrad(each.parameters(), LR) for each in (model, theirs))
+    train(model, [trainer], range(2))
+    train(theirs, [other], range(4))
+    state = {
+        f"{one.name}.sum": trainer.state[getattr(model, one.name).weight]["sum"] for one in TABLES
+    }
+    with pytest.warns(UserWarning, match="begin without the optimizer's state of their 2 steps"):
+        applied = apply_plan(model, plan_for(optimizer="adagrad"), lr=LR, optimizers=[trainer])
+    applied.load_optimizer_state_dict(state)
+    train(model, [trainer], range(2, 4))
+    assert_equal_models(model, theirs)
 
 
 def test_an_optimizer_that_was_made_before_leaves_the_tables_alone() -> None:

@@ -207,6 +207,23 @@ def test_hooks_of_a_module_go_on() -> None:
     assert len(seen) == 3
 
 
+def test_hooks_of_gradients_and_of_state_go_on() -> None:
+    model, seen = clicks(padding_idx=None), []
+    model.pages.register_full_backward_hook(lambda *_: seen.append("gradients"))
+    model.pages.register_state_dict_post_hook(lambda *_: seen.append("saved"))
+    model.pages.register_load_state_dict_pre_hook(lambda *_: seen.append("loading"))
+    apply_plan(model, plan_for())
+    model(batch(0)).sum().backward()
+    model.load_state_dict(model.state_dict())
+    assert seen == ["gradients", "saved", "loading"]
+
+
+def test_a_copy_leaves_the_tables_out_of_its_state_as_well() -> None:
+    model = placed()
+    applied_plan(model).leave_state_dict()
+    assert copy.deepcopy(model).state_dict().keys() == model.state_dict().keys()
+
+
 def test_a_stand_in_tells_what_it_is() -> None:
     model = placed(backend="tiered")
     trained(model, range(1))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from apply_plan_cases import BATCH, LR, batch, clicks, train
+from apply_plan_cases import BATCH, LR, batch, clicks, plan_for, train
 from torch import nn
 
 import placer
@@ -86,10 +86,21 @@ def test_names_and_what_cannot_be_profiled() -> None:
         profile_model(nn.Linear(1, 1), BATCHES)
     with pytest.raises(DataError, match="no batch"):
         profile_model(model, [])
+    placed = clicks()
+    apply_plan(placed, plan_for())
+    with pytest.raises(PlanMismatchError, match="call remove_plan first"):
+        profile_model(placed, BATCHES)
     with pytest.raises(DataError, match=r"first element of a batch, .*forward=lambda batch"):
         profile_model(model, [(1, 2)])
     with pytest.raises(PlanMismatchError, match=r"'item' is of torch.float64; placed are float32"):
         profile_model(clicks().double(), BATCHES, forward=lambda batch: None)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_has_the_paths_of_the_model() -> None:
+    compiled = torch.compile(clicks(), backend="eager")
+    profile = profile_model(compiled, BATCHES)
+    assert profile.table_names == profile_model(clicks(), BATCHES).table_names
 
 
 def test_from_model_to_plan_and_back_into_it() -> None:

@@ -1,5 +1,6 @@
 """Key maps that a device has too, in Triton's interpreter: beside the host's, to the bit."""
 
+import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
@@ -156,3 +157,12 @@ def test_a_state_of_other_ranks_and_steps_that_come_again() -> None:
         second.step(drawn)
     second.assert_alike()
     assert second.both[0].counts()["a"].evicted > 20
+
+
+def test_a_deep_copy_goes_on_by_itself() -> None:
+    maps = _Maps(Growing(8), Growing(8))
+    twin = copy.deepcopy(maps)
+    random = np.random.default_rng(0)
+    drawn = [_drawn(random, [9, 3, 6], 20) for _ in range(4)]
+    assert [maps.step(keys) for keys in drawn] == [twin.step(keys) for keys in drawn]
+    twin.assert_alike()

@@ -190,3 +190,14 @@ def test_a_pinned_batch_is_copied_without_waiting() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert moved.bounds == batch.bounds
     assert torch.equal(moved.ids.cpu(), batch.ids)
+
+
+def test_what_joining_features_would_hide_is_refused() -> None:
+    one, two = ints(1, 2, 3), ints(0, 3)
+    wrong = {"a": (one, two, torch.rand(2)), "b": (one, two, torch.rand(4))}
+    with pytest.raises(DataError, match=r"'a': weights of shape \(2,\) for 3 lookups"):
+        BagBatch.from_features(wrong, ["a", "b"])
+    with pytest.raises(DataError, match=r"'a': ids are a vector, not of shape \(3, 1\)"):
+        BagBatch.from_features({"a": (one.view(3, 1), None, None)}, ["a"])
+    with pytest.raises(DataError, match=r"'a': offsets are integers, not torch\.float32"):
+        BagBatch.from_features({"a": (one, torch.tensor([0.0, 1.7, 3.0]), None)}, ["a"])

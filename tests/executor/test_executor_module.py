@@ -30,7 +30,7 @@ from placer.errors import (
     PlacerError,
     PlanMismatchError,
 )
-from placer.executor import BagBatch, PlacedEmbeddings
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
 from placer.growing import Growing
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -107,6 +107,8 @@ def test_unknown_names_list_the_known() -> None:
             PlacedEmbeddings(plan, device="cuda")
     with pytest.raises(PlanMismatchError, match="optimizer 'lamb' is none of"):
         PlacedEmbeddings(plan, optimizer="lamb")
+    with pytest.raises(PlanMismatchError, match="cache_policy 'lru' is none of"):
+        PlacedEmbeddings(plan, cache_policy="lru")  # type: ignore[arg-type]
     with pytest.raises(PlanMismatchError, match=r"padding_idx names features \['x'\]"):
         PlacedEmbeddings(plan, padding_idx={"x": 0})
 
@@ -116,6 +118,10 @@ def test_a_batch_of_other_features_is_refused() -> None:
     assert model.feature_names == ("t.sum", "t.mean")
     with pytest.raises(DataError, match="holds 1 features, the plan 2"):
         model(BagBatch(torch.tensor([1]), torch.tensor([0, 1]), 1))
+    with pytest.raises(PlacerError, match=r"look_ahead takes batches and .*, not a Linear"):
+        next(look_ahead([], nn.Linear(2, 2)))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"a BagBatch, not a dict: make one with .*from_features"):
+        model({"t.sum": (torch.tensor([1]), None, None)})
 
 
 def test_one_optimizer_for_all_tables() -> None:
@@ -249,3 +255,21 @@ def test_a_module_made_and_read_in_inference_mode_trains(backend: str) -> None:
                 outputs = each(random_batch([table], seed=seed))
                 backward(outputs, random_gradients(outputs, seed))
         assert torch.equal(usual.state_dict()["t.weight"], model.state_dict()["t.weight"])
+
+
+@pytest.mark.parametrize("change", [nn.Module.double, nn.Module.half, lambda m: m.to("meta")])
+def test_what_would_not_reach_the_tables_is_refused(change: object) -> None:
+    model = nn.Sequential(PlacedEmbeddings(plan_of([two_features()])), nn.Linear(8, 1))
+    with pytest.raises(PlanMismatchError, match=r"cannot become torch\..* with device=\.\.\."):
+        change(model)  # type: ignore[operator]
+    assert model.float().to("cpu").share_memory() is model
+
+
+def test_hooks_see_a_state_before_it_is_loaded() -> None:
+    model = PlacedEmbeddings(plan_of([two_features()]))
+    renamed = {"old.weight": torch.ones(61, 8)}
+    model.register_load_state_dict_pre_hook(
+        lambda module, state, *_: state.update({"t.weight": state.pop("old.weight")})
+    )
+    model.load_state_dict(renamed)
+    assert bool((model.state_dict()["t.weight"] == 1).all())

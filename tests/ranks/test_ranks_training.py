@@ -157,6 +157,8 @@ def bad_batches(rank: int, world: int, plan: Plan) -> str:
     with pytest.raises(DataError) as error:
         model(bad)
     before = model.state_dict()
+    with pytest.raises(DataError, match=r"not a dict|ranks \[0\] refused"):
+        model({} if rank == 0 else good)
     with pytest.raises(DataError), torch.set_grad_enabled(rank == 0):
         model(good)
     with torch.no_grad():

@@ -81,6 +81,26 @@ def test_several_backward_passes_before_a_step_are_said() -> None:
         optimizer.step()  # One pass before a step is what it should be.
 
 
+@pytest.mark.parametrize("made_first", ["scheduler", "update_with"])
+def test_one_cycle_takes_the_tables_to_their_own_rate(made_first: str) -> None:
+    model, applied = placed("sgd")
+    theirs, other = plain()
+    for one, trainer in ((theirs, other), (model, torch.optim.SGD(model.parameters(), lr=LR))):
+        if one is model and made_first == "update_with":
+            applied.update_with(trainer)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            trainer, LR, total_steps=5, cycle_momentum=False
+        )
+        if one is model and made_first == "scheduler":
+            applied.update_with(trainer)
+        for step in range(4):
+            trainer.zero_grad()
+            backward(one, range(step, step + 1))
+            trainer.step()
+            schedule.step()
+    assert_close(model, theirs)
+
+
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])
 def test_clipping_is_that_of_parameters(max_norm: float) -> None:
     model, applied, optimizer = models()
@@ -97,6 +117,13 @@ def test_clipping_is_that_of_parameters(max_norm: float) -> None:
     assert_close(model, theirs)
 
 
+def test_a_single_parameter_is_clipped() -> None:
+    model, applied, _ = models()
+    backward(model, range(2))
+    applied.clip_grad_norm_(model.out.weight, 1e-3)
+    assert float(model.out.weight.grad.norm()) < 1e-3
+
+
 def test_clipping_needs_gradients_that_wait() -> None:
     model, applied = placed()
     with pytest.raises(PlacerError, match="call update_with"):
@@ -105,6 +132,28 @@ def test_clipping_needs_gradients_that_wait() -> None:
     model.out.weight.grad = torch.full_like(model.out.weight, torch.inf)
     with pytest.raises(RuntimeError, match="not finite"):
         applied.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+
+
+@pytest.mark.slow
+def test_the_update_is_not_traced_where_the_step_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, applied, optimizer = models()
+    table, traced = applied.tables["item"], []
+    own = table.update
+
+    def update() -> None:
+        traced.append(torch.compiler.is_compiling())
+        own()
+
+    monkeypatch.setattr(table, "update", update)
+    backward(model, range(1))
+    torch.compile(optimizer.step, backend="eager")()
+    assert traced == [False]
+    theirs, other = plain()
+    backward(theirs, range(1))
+    other.step()
+    assert_close(model, theirs)
 
 
 def test_autocast_trains_tables_as_parameters() -> None:

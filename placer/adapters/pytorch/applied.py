@@ -11,6 +11,7 @@ from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.adapters.pytorch.table import PlacedTable
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import HitRates
+from placer.executor.embeddings import uncompiled
 from placer.growing import KeyCounts
 from placer.units import Summarized, listed
 
@@ -58,16 +59,19 @@ class AppliedPlan(Summarized):
         Then the tables' gradients accumulate over backward passes, as gradients of parameters do,
         and `optimizer.zero_grad()` drops them. With `follow_lr`, a scheduler that changes the
         learning rate of the optimizer's first group changes the tables' rate by the same factor.
+        Their own rate is that at the scheduler's base rate, or at the ``max_lr`` of `OneCycleLR`.
         Call `remove` of the returned handle to update in backward again.
         """
         tables = list(self.tables.values())
         group = optimizer.param_groups[0]
         start = float(group["lr"])
 
+        @uncompiled  # The optimizer's step may be compiled.
         def update(*_: object) -> None:
             # Look the group up again: `load_state_dict` makes new groups.
             group = optimizer.param_groups[0]
-            first = float(group.get("initial_lr", start))  # Schedulers set it.
+            # Schedulers note where they begin; `OneCycleLR` begins far below the usual rate.
+            first = float(group.get("max_lr", group.get("initial_lr", start)))
             share = float(group["lr"]) / first if follow_lr and first else 1.0
             for table in tables:
                 if share != table.lr_share:
@@ -96,7 +100,11 @@ class AppliedPlan(Summarized):
         return UpdateHandle(remove)
 
     def clip_grad_norm_(
-        self, parameters: Iterable[Tensor], max_norm: float, *, error_if_nonfinite: bool = False
+        self,
+        parameters: Tensor | Iterable[Tensor],
+        max_norm: float,
+        *,
+        error_if_nonfinite: bool = False,
     ) -> Tensor:
         """Clip gradients of parameters and tables together, as if tables were parameters.
 
@@ -123,7 +131,8 @@ class AppliedPlan(Summarized):
                 "tables are updated in the backward pass, so that no gradient of theirs is left to "
                 "clip; call update_with(optimizer) first"
             )
-        parameters = [each for each in parameters if each.grad is not None]
+        several = [parameters] if isinstance(parameters, Tensor) else parameters
+        parameters = [each for each in several if each.grad is not None]
         gradients = [each.grad for each in parameters if each.grad is not None]
         dense = torch.nn.utils.get_total_norm(gradients)
         squares = [table.squared_gradient_norm() for table in self.tables.values()]

@@ -315,8 +315,14 @@ def _take_out_of(
             for words in told:
                 warnings.warn(words, stacklevel=3)
             group["params"] = [p for p in group["params"] if id(p) not in known]
-        for weight in weights:
-            optimizer.state.pop(weight, None)
+        removed = [optimizer.state.pop(weight, {}) for weight in weights]
+        if steps := max((float(state.get("step", 0)) for state in removed), default=0):
+            warnings.warn(
+                f"tables begin without the optimizer's state of their {steps:g} steps so far: read "
+                "it from optimizer.state[module.weight] before apply_plan, and pass it to "
+                "load_optimizer_state_dict of what apply_plan returns",
+                stacklevel=3,
+            )
 
 
 def _unlike(

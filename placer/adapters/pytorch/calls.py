@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
+from placer.executor.embeddings import uncompiled
 from placer.executor.lookups.bag_batch import joined_weights
 
 if TYPE_CHECKING:
@@ -153,20 +154,23 @@ class OpenCalls:
 
     def __init__(self, collected: list[Call]) -> None:
         self._collected = collected
-        self._calls: WeakSet[Call] = WeakSet()
+        self._calls: WeakValueDictionary[int, Call] = WeakValueDictionary()  # By step, rising.
         self._steps = 0
 
     def steps(self) -> int:
         """Return the number of steps since the first open call, that call included."""
-        waiting = self._collected
-        first = (call.key_step for call in self._calls if not call.ended or call in waiting)
-        return self._steps - min(first, default=self._steps + 1) + 1
+        while oldest := next(iter(self._calls.items()), None):
+            step, call = oldest
+            if not call.ended or call in self._collected:
+                return self._steps - step + 1
+            del self._calls[step]
+        return 0
 
     def add(self, call: Call) -> None:
         """Begin a step of the key map with a call."""
         self._steps += 1
         call.key_step = self._steps
-        self._calls.add(call)
+        self._calls[self._steps] = call
 
 
 class LookupNode(torch.autograd.Function):
@@ -293,6 +297,7 @@ class Later(Tensor):
         return later
 
     @classmethod
+    @uncompiled  # Otherwise, the compiler traces the exchange with other ranks.
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

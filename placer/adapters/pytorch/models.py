@@ -222,6 +222,10 @@ def _unsupported(module: EmbeddingModule) -> list[str]:
         nn.EmbeddingBag.forward,
     ):
         faults.append(f"{type(module).__name__} has a forward of its own, which would be lost")
+    held = {**module._parameters, **module._buffers, **module._modules}
+    others = [name for name, one in held.items() if name != "weight" and one is not None]
+    if others:
+        faults.append(f"{type(module).__name__} holds {listed(others, 3)}, which would be lost")
     return faults
 
 

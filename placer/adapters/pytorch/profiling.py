@@ -59,6 +59,7 @@ def profile_model(
     source : str
         Where the batches come from, for reports.
     """
+    model = getattr(model, "_orig_mod", model)  # Paths in a compiled model have a prefix.
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]
     samples = batch_count = 0
@@ -118,7 +119,10 @@ def _named(tables: Iterable[ModelTable], names: Mapping[str, str]) -> dict[str, 
     if by_path:
         raise PlanMismatchError(f"names has {sorted(by_path)}, where no embedding module is")
     if not named:
-        raise PlanMismatchError("the model has no nn.EmbeddingBag and no nn.Embedding")
+        raise PlanMismatchError(
+            "the model has no nn.EmbeddingBag and no nn.Embedding; if a plan is applied to it, "
+            "call remove_plan first"
+        )
     return named
 
 

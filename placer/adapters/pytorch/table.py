@@ -284,6 +284,7 @@ class PlacedTable:
             "model": self.model_state(),
             "optimizer": self.optimizer_state(),
             "trainable": self.trainable,
+            "in_state_dict": self.in_state_dict,
             "shared": self.shared,
         }
         if (started := get_spawning_popen()) is not None:
@@ -296,6 +297,7 @@ class PlacedTable:
         self.__init__(  # type: ignore[misc]
             state["plan"], state["options"], device, weight, state["trainable"], state["shared"]
         )
+        self.in_state_dict = state["in_state_dict"]
         self.load_model_state(state["model"])
         self.load_optimizer_state(state["optimizer"])
 
@@ -315,6 +317,8 @@ class PlacedTable:
         call.gradient = gradient
         if self.waits:
             call.let_go()  # The update looks its rows up again later.
+            # Until then, the caller may fill its tensors with the next batch.
+            call.batch = joined([call], self.device)
         elif self._own is None:
             self.shared.update_after_pass(self.name)
         elif not self.calls:

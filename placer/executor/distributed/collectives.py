@@ -315,8 +315,8 @@ def rank_lost(
     who = f"Rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost else "Another rank"
     return BackendError(
         f"rank {rank} of {len(members)}: {doing} failed: {reason_of(error)}. {who} died, or did "
-        f"not come {within}, or ended earlier: are the loaders equally long? See the output of all "
-        "ranks, and start again from the last checkpoint"
+        f"not come {within}, or ended earlier: are the loaders equally long? Do all ranks evaluate "
+        "and save? See the output of all ranks, and start again from the last checkpoint"
     )
 
 

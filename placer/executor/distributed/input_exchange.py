@@ -57,11 +57,11 @@ class InputExchange:
                     check_ids(batch.ids[start:stop], feature)
         except PlacerError as error:
             fault = error
-        weights = batch.weights
+        size, weights = (batch.batch_size, batch.weights) if fault is None else (0, None)
         wanted = training and weights is not None and weights.requires_grad
         # Ranks may free batches at different times, but rows must keep their keys on all ranks.
         open_before = -1 if key_step is None else key_step.open_before
-        header = [batch.batch_size, fault is not None, weights is not None, wanted, training]
+        header = [size, fault is not None, weights is not None, wanted, training]
         header.append(open_before)
         headers = self.comm.numbers(header)
         if fault is not None:

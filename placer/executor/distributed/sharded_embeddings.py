@@ -3,6 +3,7 @@
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -238,7 +239,7 @@ class ShardedEmbeddings(Embeddings):
         Raises DataError on every rank, if one of them has a bad batch. Raises BackendError if a
         rank is lost.
         """
-        if isinstance(batch, BagBatch):
+        if not isinstance(batch, Future):
             number = self._ranks.tell_of_batch(Command.PREFETCH)
             step = self._inputs.now(batch, number, training=True)
         else:
@@ -265,7 +266,7 @@ class ShardedEmbeddings(Embeddings):
         rank is lost.
         """
         training = torch.is_grad_enabled()
-        if isinstance(batch, BagBatch):
+        if not isinstance(batch, ShardedBatch):
             number = self._ranks.tell_of_batch(Command.FORWARD, training)
             step = self._inputs.now(batch, number, training)
         elif (step := batch).number is not None:

@@ -53,6 +53,11 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
     >>> embeddings.update_count()
     2
     """
+    if not hasattr(embeddings, "prefetch"):
+        raise PlacerError(
+            "look_ahead takes batches and the embeddings that look them up, not a "
+            f"{type(embeddings).__name__}; modules placed by apply_plan do not look ahead"
+        )
     # Sharded embeddings can also send ids while two earlier batches train.
     send: Callable[[BagBatch], Any] | None = getattr(embeddings, "send_ahead", None)
     source = _checked(batches)

@@ -140,8 +140,12 @@ class PlacedEmbeddings(Embeddings):
             padding_idx,
             stochastic=rounding == "stochastic",
         )
-        if rounding not in get_args(Rounding):
-            raise PlanMismatchError(f"rounding {rounding!r} is none of {get_args(Rounding)}")
+        for name, value, known in (
+            ("rounding", rounding, get_args(Rounding)),
+            ("cache_policy", cache_policy, get_args(Policy)),
+        ):
+            if value not in known:
+                raise PlanMismatchError(f"{name} {value!r} is none of {known}")
         check_constants(lr, eps, betas)
         watch_scalers()
         kernels = make_backend(backend, self.device, cache_policy, needs_tiers=has_records(plan))
@@ -268,7 +272,7 @@ class PlacedEmbeddings(Embeddings):
         batch has other features.
         """
         training = torch.is_grad_enabled()
-        if isinstance(batch, BagBatch):
+        if not isinstance(batch, PreparedBatch):
             if self._stream is not None and not torch.cuda.is_current_stream_capturing():
                 # This batch may read rows that are being staged for another batch.
                 torch.cuda.current_stream(self.device).wait_stream(self._stream)

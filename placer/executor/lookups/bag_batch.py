@@ -153,6 +153,8 @@ class BagBatch:
             raise PlanMismatchError(
                 f"the batch lacks features {missing}; it has {sorted(features)}"
             )
+        for name in order:
+            _check_feature(name, *features[name])
         ids = [features[name][0] for name in order]
         starts = [
             _starts(name, *features[name][:2], include_last_offset=include_last_offset)
@@ -169,9 +171,6 @@ class BagBatch:
         weights = joined_weights(ids, [features[name][2] for name in order])
         size = samples[order[0]] if order else 0
         if len({tensor.dtype for tensor in ids}) > 1:
-            for name, own in zip(order, ids, strict=True):
-                if own.numel() and own.is_floating_point():
-                    raise DataError(f"feature {name!r}: ids are integers, not {own.dtype}")
             ids = [tensor.long() for tensor in ids]
         joined = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64)
         return cls(joined, torch.cat(offsets), size, weights, bounds)
@@ -204,6 +203,23 @@ class BagBatch:
         ids = np.concatenate([bag.ids for bag in bags]) if bags else np.empty(0, np.int64)
         given = None if weights is None else torch.from_numpy(weights)
         return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, given)
+
+
+def _check_feature(name: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
+    """Raise if a feature's tensors do not fit together, which joining them would hide."""
+    if ids.dim() != 1:
+        raise DataError(
+            f"feature {name!r}: ids are a vector, not of shape {tuple(ids.shape)}; flatten them, "
+            "and say by offsets where each bag begins"
+        )
+    for what, values in (("ids", ids), ("offsets", offsets)):
+        if values is not None and values.numel() and values.is_floating_point():
+            raise DataError(f"feature {name!r}: {what} are integers, not {values.dtype}")
+    if weights is not None and weights.shape != ids.shape:
+        raise DataError(
+            f"feature {name!r}: weights of shape {tuple(weights.shape)} for {ids.numel()} lookups; "
+            "each lookup needs one"
+        )
 
 
 def joined_weights(ids: Sequence[Tensor], weights: Sequence[Tensor | None]) -> Tensor | None:

@@ -153,6 +153,11 @@ def ready_to_read(
     If features have padding, this waits for the device of the batch. Pass batches on the host to
     avoid that.
     """
+    if not isinstance(batch, BagBatch):
+        raise DataError(
+            f"a batch is a BagBatch, not a {type(batch).__name__}: make one with "
+            "BagBatch.from_features(features, embeddings.feature_names)"
+        )
     if batch.batch_size:
         held = (batch.offsets.numel() - 1) // batch.batch_size
         if held != len(features):

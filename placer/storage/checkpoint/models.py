@@ -61,6 +61,11 @@ def save_model(
     for key, tensor in (tensors or {}).items():
         if key.split(".")[0] in (MODEL, STATE):
             raise CheckpointError(f"the name {key!r} is one of the model's own; use another")
+        if not isinstance(tensor, torch.Tensor):
+            raise CheckpointError(
+                f"{key!r} is a {type(tensor).__name__}, and a folder has tensors alone: give each "
+                "tensor in it a name of its own, or save it by torch.save beside the folder"
+            )
         kept[(key,)] = tensor
     save_folder(folder, tables.named, kept | tables.kept(), if_there="save to another folder")
     for module in model.modules():
