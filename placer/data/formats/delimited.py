@@ -75,9 +75,17 @@ class DelimitedSource(ColumnSource):
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""
         layout = self.columns.layout
+        check = self._check_header if layout.header else None
         return TextReader(
-            self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
+            self.files, self._parse, check_header=check, quotes=bool(layout.quotes)
         ).spans()
+
+    def _check_header(self, file: str, header: bytes) -> None:
+        """Raise DataError if a file lacks a column, also if it holds nothing but a first line."""
+        names = header_names(file, header, self.columns.layout)
+        schema = pa.schema([(name, pa.null()) for name in names])
+        for name in self._own(names):
+            check_column(file, schema, name)
 
     def _first_with_samples(self) -> tuple[str, bytes]:
         """Return the first file with over one line (one may be a header), and its first lines."""
@@ -103,9 +111,6 @@ class DelimitedSource(ColumnSource):
         names: Sequence[str] = layout.names
         if block.header is not None:
             names = header_names(file, block.header, layout)
-            schema = pa.schema([(name, pa.null()) for name in names])
-            for name in self._own(names):
-                check_column(file, schema, name)
             _check_header_is_once(block, len(names))
         plain = self._plain.batch(block, names)
         if plain is not None:
