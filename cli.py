@@ -723,17 +723,19 @@ def train(
     placer train --plan plan.json --data train.tsv --steps 20 --trace trace.json
     torchrun --nproc-per-node 2 --no-python placer train --plan plan.json --data train.tsv
     """
-    run.check()
-    loaded = placer.Plan.load(plan_path)  # Before PyTorch, which takes seconds to import.
-    from placer import executor, training
     from placer.plan.origin import open_log_of, profile_of
+
+    run.check()
+    loaded = placer.Plan.load(plan_path)
+    opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
+    opened = partial(opened, options=lines, other_data=settings["other_data"])
+    log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
+    # PyTorch takes seconds to import: files that are missing are named before.
+    from placer import executor, training
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
 
     speaks = rank_of_launcher() == 0  # Of many processes one speaks.
     executor.keep_freed_memory()
-    opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
-    opened = partial(opened, options=lines, other_data=settings["other_data"])
-    log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
     config = trained.train_config(settings, batch_size_per_process(loaded))
     with report.progress_bar("steps", shown=speaks) as update:
         result = training.train(
@@ -764,12 +766,13 @@ def pilot(
     placer pilot --profile profile --data train.tsv --widths bfloat16,int8
     placer pilot --profile profile --data monday.tsv --eval-data tuesday.tsv --steps 2000
     """
+    opened = options.opened(lines)  # Before PyTorch, which takes seconds to import.
     from placer.training.distributed import rank_of_launcher
 
     speaks = rank_of_launcher() == 0
     with report.progress_bar("runs", shown=speaks) as update:
         config = trained.train_config(settings, settings["batch_size"])
-        candidates = options.trained(lines, config, update)
+        candidates = options.trained(*opened, config, update)
     if speaks:
         report.print_report(report.pilot_report(candidates), output)
 
@@ -891,9 +894,10 @@ def grow(
     placer grow old.json new.json --checkpoint runs/a -o runs/b
     placer grow old.json new.json --checkpoint runs/a --keep item=ids.txt -o runs/b
     """
+    plans = placer.Plan.load(old), placer.Plan.load(new)  # Before PyTorch, as it takes seconds.
     from placer.training.growing import grow_checkpoint
 
-    done = grow_checkpoint(old, new, checkpoint, folder, keep)
+    done = grow_checkpoint(plans, (old, new), checkpoint, folder, keep)
     report.print_report(report.grown_report(done), output)
     report.print_stderr(f"checkpoint written to {folder}")
 
