@@ -684,6 +684,8 @@ def whatif(
     budgets = parse_sizes(hbm_steps) if hbm_steps else []
     loaded = options.profile()
     problem = options.problem(loaded, hbm)
+    with shared.usage_errors("--hbm-steps"):  # Before the search, which takes longer.
+        at_budget = {budget: options.problem(loaded, f"{budget}B") for budget in budgets}
     with report.stoppable() as stop:
         limits = effort.limits(stop)
         with report.progress_bar("problems") as update:
@@ -692,7 +694,7 @@ def whatif(
         if answer.base.plan is None:
             _refuse(answer.base)
         points = front(
-            lambda budget: options.problem(loaded, f"{budget}B"),
+            at_budget.__getitem__,
             budgets,
             lambda at: solvers.solver(solver).solve(at, costs, limits),
         )

@@ -43,6 +43,9 @@ def test_whatif_without_a_plan_or_with_bad_options(few_tables: Workbench) -> Non
     assert "no plan (infeasible)" in fail("whatif", *nothing_fits, exit_code=3)
     assert "--hbm-steps" in invoke("whatif", *nothing_fits, "--plot", "x.png").stderr
     assert "not a size" in misuse("whatif", *nothing_fits, "--hbm-steps", "much")
+    # Said before the search, and of the option that is wrong.
+    too_much = misuse("whatif", *nothing_fits, "--hbm-steps", "1MiB,100GiB")
+    assert "Invalid value for --hbm-steps: gpu:0 of '1xt4' would have 100 GiB" in too_much
 
 
 def test_explain(few_tables: Workbench, tmp_path: Path) -> None:
