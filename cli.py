@@ -84,6 +84,8 @@ _SOLVERS = shared.SolverName()
 _PLACEMENT_NAMES = _PLACEMENTS.split(",")
 _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
 
+_SHOWN = "path path_by_place output quiet verbose"
+
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
 Target = Literal["torchrec", "hugectr", "dynamicemb", "safetensors"]
@@ -493,14 +495,14 @@ def show(
     from solvers.bounds.binding import binding
 
     if path.is_dir() or path.name == "profile.json":
-        if explained is not None:
-            raise click.UsageError("--explain needs a plan, and this is a profile")
+        refuse_others("a profile", _SHOWN)
         return report.print_report(report.profile_report(placer.Profile.load(path)), output)
     loaded = placer.Plan.load(path)
     check_shards(loaded)
     needed_for = "--memory" if memory else None if explained is None else "--explain"
     known = profile_of(loaded, path, profile_path, needed_for=needed_for, other_data=other_data)
     if memory and known is not None:
+        refuse_others("--memory", f"{_SHOWN} profile_path other_data memory")
         return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
         report.print_stderr("times need the profile: give --profile")

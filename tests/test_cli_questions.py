@@ -48,6 +48,13 @@ def test_whatif_without_a_plan_or_with_bad_options(few_tables: Workbench) -> Non
     assert "Invalid value for --hbm-steps: gpu:0 of '1xt4' would have 100 GiB" in too_much
 
 
+def test_show_refuses_options_that_would_have_no_effect(few_tables: Workbench) -> None:
+    for flag in (("--memory",), ("--explain", "C3"), ("--top", "3")):
+        assert f"{flag[0]} does not go with a profile" in misuse("show", few_tables.profile, *flag)
+    both = misuse("show", few_tables.plan, "--memory", "--explain", "C3")
+    assert "--explain does not go with --memory" in both
+
+
 def test_explain(few_tables: Workbench, tmp_path: Path) -> None:
     text = succeed("show", few_tables.plan, "--explain", "C3").stdout
     assert "Why table C3 is where it is" in text

@@ -41,6 +41,7 @@ from placer.tables import OPTIMIZERS, Table
 
 FORMAT = "placer-calibration"
 VERSION = 2
+_MAKE = "make one with `placer calibrate -o FILE`"
 
 TERMS = (
     "lookup", "lookup_byte",
@@ -136,18 +137,17 @@ class Calibration:
         try:
             return cls.from_json(read_json(Path(path)), path)
         except (OSError, LimitError) as error:
-            raise _unreadable(path, error) from error
+            why = getattr(error, "strerror", None) or error
+            raise PlacerError(f"cannot read a calibration from {path}: {why}; {_MAKE}") from error
 
     @classmethod
     def from_json(cls, document: Any, path: str | os.PathLike[str]) -> "Calibration":
         """Return the calibration from an object of `to_json`; errors name the file `path`."""
-        try:
-            data = dict(document)
-            altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]
-            data.pop(SEAL, None)
-            kind, version = data.pop("format"), data.pop("version")
-        except (TypeError, ValueError, KeyError) as error:
-            raise _unreadable(path, error) from error
+        if not isinstance(document, dict) or "format" not in document:
+            raise PlacerError(f"{path} is no calibration; {_MAKE}")
+        altered = bool(document.get(SEAL)) and document[SEAL] != sealed(document)[SEAL]
+        data = {name: document[name] for name in document if name != SEAL}
+        kind, version = data.pop("format"), data.pop("version", None)
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "
@@ -176,13 +176,6 @@ class Calibration:
                 "again; a calibration of your own has no sha256"
             )
         return made
-
-
-def _unreadable(path: str | os.PathLike[str], error: Exception) -> PlacerError:
-    return PlacerError(
-        f"cannot read a calibration from {path}: {error!r}; make one with "
-        "`placer calibrate -o FILE`"
-    )
 
 
 LEAST_SHARD_S = 1e-7

@@ -164,7 +164,8 @@ def with_tables_as_in(
         meant = "" if has_all and lost else ", or say that other data is meant (--other-data)"
         raise PlanMismatchError(
             f"the profile has other tables than the plan: {listed(differences, 5)}; "
-            f"give the profile that the plan was made from{meant}"
+            "give the profile that the plan was made from, or one of another log that was made "
+            f"--like it{meant}"
         )
     if not other_data:
         check_ids(plan, profile.ids_sha256, "the profile")
