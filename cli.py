@@ -188,6 +188,8 @@ def profile(
         schema = options.schema(log_format)
         tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         if infer is not None:
+            if folder is None:
+                refuse_without("--output", "dtype optimizer sample seed window output")
             replace(schema, dims=tables["dim"]).infer(logs, infer)
             report.print_stderr(f"schema written to {infer}; edit it, and give it as --schema")
             if folder is None:

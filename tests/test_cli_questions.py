@@ -55,6 +55,12 @@ def test_show_refuses_options_that_would_have_no_effect(few_tables: Workbench) -
     assert "--explain does not go with --memory" in both
 
 
+def test_a_schema_alone_refuses_how_to_count(few_tables: Workbench, tmp_path: Path) -> None:
+    asked = ("profile", few_tables.log, "--infer", tmp_path / "schema.toml")
+    for flag, value in (("--window", "5"), ("--sample", "0.1"), ("--dtype", "float16")):
+        assert f"{flag} has no effect without --output" in misuse(*asked, flag, value)
+
+
 def test_explain(few_tables: Workbench, tmp_path: Path) -> None:
     text = succeed("show", few_tables.plan, "--explain", "C3").stdout
     assert "Why table C3 is where it is" in text
