@@ -802,7 +802,7 @@ def simulate(
     """
     asked.check()
     loaded = placer.Plan.load(path)  # Before PyTorch, which takes seconds to import.
-    other = None if asked.against is None else placer.Plan.load(asked.against)
+    other = asked.other_plan(loaded, other_data)
     from placer.plan.origin import open_log_of, profile_of
     from placer.simulator.replay import ReplayOptions
 

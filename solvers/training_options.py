@@ -22,6 +22,7 @@ from solvers.options import BACKEND, EXCHANGE, LOG_FORMAT, WIDTHS, usage_errors
 if TYPE_CHECKING:
     from placer.data.log import Log
     from placer.measurement import Setting
+    from placer.plan.plan import Plan
     from placer.profile.profile import Profile
     from placer.training.pilot import Candidate
 
@@ -140,6 +141,17 @@ class SimulateOptions:
         if self.later or self.batches is None:
             raise click.UsageError("give --data, or --batches to draw so many from a profile")
         refuse_without("--data", "log_format separator header quotes columns null")
+
+    def other_plan(self, plan: Plan, other_data: bool) -> Plan | None:
+        """Return the plan of `--against`, which has the tables of `plan`."""
+        from placer.plan.origin import check_same_tables
+        from placer.plan.plan import Plan
+
+        if self.against is None:
+            return None
+        other = Plan.load(self.against)
+        check_same_tables(plan, other, other_data)
+        return other
 
 
 @dataclass(frozen=True, slots=True)

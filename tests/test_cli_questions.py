@@ -215,6 +215,23 @@ def test_what_follows_is_told_beside_another_plan(workbench: Workbench) -> None:
         assert window["break_even"].endswith(" steps")
 
 
+def test_a_plan_of_other_tables_or_ids_is_no_plan_to_compare(tmp_path: Path) -> None:
+    """Its rows are of other ids, so that its counts would mean nothing."""
+    plans, users = [], [f"u{number}" for number in range(50)]
+    for place, part in enumerate((users, users[:20], users[::-1])):
+        log, profile, plan = (tmp_path / f"{place}{end}" for end in (".csv", "", ".json"))
+        log.write_text("user,item\n" + "".join(f"{user},1\n" for user in part * 2))
+        succeed("profile", log, "-o", profile)
+        succeed("plan", "--profile", profile, "--topology", "2xt4", "--batch-size", "4",
+                "--solver", "greedy-cost", "-o", plan)  # fmt: skip
+        plans.append(plan)
+    asked = ("simulate", plans[0], "--batches", "2", "--against")
+    other = fail(*asked, plans[1])
+    assert "the other plan has other tables: 'user' has 21 rows, not 51; give a plan" in other
+    assert "the other plan maps the ids of user to other rows" in fail(*asked, plans[2])
+    succeed(*asked, plans[2], "--other-data")
+
+
 def test_wrong_use_is_told(workbench: Workbench) -> None:
     usage = invoke("simulate", workbench.plan)
     assert usage.exit_code == 2
