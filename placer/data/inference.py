@@ -315,11 +315,11 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
         return Decision(name, "ignore", other, warns=True)
     if lists is not None:
         why = f"texts of {lists[1]} ids between {lists[0]!r}"
-        several = [text for text in some if lists[0] in text]
+        several = [text for text in some if lists[0] in text and text[0] not in "[({"]
         warns = all(map(_PAIR.fullmatch, some))
         if warns:
             why += '; if they are numbers with decimal commas, say in a schema: decimal = ","'
-        elif lists[1] == "text" and len(several) < _FEW * len(some):
+        elif lists[1] == "text" and 0 < len(several) < _FEW * len(some):
             warns = True
             why += f"; if {several[0]!r} is one id, remove the separator from a schema (--infer)"
         return Decision(name, "sparse", why, separator=lists[0], element=lists[1], warns=warns)
