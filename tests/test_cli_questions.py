@@ -230,6 +230,12 @@ def test_a_plan_of_other_tables_or_ids_is_no_plan_to_compare(tmp_path: Path) -> 
     assert "the other plan has other tables: 'user' has 21 rows, not 51; give a plan" in other
     assert "the other plan maps the ids of user to other rows" in fail(*asked, plans[2])
     succeed(*asked, plans[2], "--other-data")
+    for capacity in (8, 9):  # A table that grows may have other capacities.
+        succeed("plan", "--profile", tmp_path / "0", "--topology", "2xt4", "--batch-size", "4",
+                "--growing", f"user={capacity}", "--solver", "greedy-cost",
+                "-o", tmp_path / f"grows_{capacity}.json")  # fmt: skip
+    grown = "simulate", tmp_path / "grows_8.json", "--data", tmp_path / "0.csv"
+    succeed(*grown, "--against", tmp_path / "grows_9.json")
 
 
 def test_wrong_use_is_told(workbench: Workbench) -> None:

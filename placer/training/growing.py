@@ -232,4 +232,5 @@ def _ids_of(word: str) -> tuple[str, Int]:
         with open_file(file) as ids:
             return table, np.array([int(line) for line in ids.read().split()], np.int64)
     except (OSError, ValueError, OverflowError) as error:
-        raise PlacerError(f"--keep {word!r}: {error}; give TABLE=FILE with an id a line") from error
+        why = getattr(error, "strerror", None) or error
+        raise PlacerError(f"--keep {word!r}: {why}; give TABLE=FILE with an id a line") from error
