@@ -85,6 +85,7 @@ _PLACEMENT_NAMES = _PLACEMENTS.split(",")
 _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
 
 _SHOWN = "path path_by_place output quiet verbose"
+"""Parameters of `show` that have an effect on whatever is shown."""
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
