@@ -779,7 +779,7 @@ def pilot(
     speaks = rank_of_launcher() == 0
     with report.progress_bar("runs", shown=speaks) as update:
         config = trained.train_config(settings, settings["batch_size"])
-        candidates = options.trained(*opened, config, update)
+        candidates = options.trained(opened, config, update)
     if speaks:
         report.print_report(report.pilot_report(candidates), output)
 

@@ -186,15 +186,14 @@ class PilotOptions:
 
     def trained(
         self,
-        profile: Profile,
-        log: Log,
-        eval_log: Log | None,
+        opened: tuple[Profile, Log, Log | None],
         config: TrainConfig,
         on_run: Callable[[int, int], object],
     ) -> list[Candidate]:
         """Run `placer.training.pilot.pilot` with these options, and return its result."""
         from placer.training.pilot import pilot
 
+        profile, log, eval_log = opened
         return pilot(
             profile,
             log,
