@@ -84,6 +84,9 @@ _SOLVERS = shared.SolverName()
 _PLACEMENT_NAMES = _PLACEMENTS.split(",")
 _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
 
+_SHOWN = "path path_by_place output quiet verbose"
+"""Parameters of `show` that have an effect on whatever is shown."""
+
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
 Target = Literal["torchrec", "hugectr", "dynamicemb", "safetensors"]
@@ -186,6 +189,8 @@ def profile(
         schema = options.schema(log_format)
         tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         if infer is not None:
+            if folder is None:
+                refuse_without("--output", "dtype optimizer sample seed window output")
             replace(schema, dims=tables["dim"]).infer(logs, infer)
             report.print_stderr(f"schema written to {infer}; edit it, and give it as --schema")
             if folder is None:
@@ -493,14 +498,14 @@ def show(
     from solvers.bounds.binding import binding
 
     if path.is_dir() or path.name == "profile.json":
-        if explained is not None:
-            raise click.UsageError("--explain needs a plan, and this is a profile")
+        refuse_others("a profile", _SHOWN)
         return report.print_report(report.profile_report(placer.Profile.load(path)), output)
     loaded = placer.Plan.load(path)
     check_shards(loaded)
     needed_for = "--memory" if memory else None if explained is None else "--explain"
     known = profile_of(loaded, path, profile_path, needed_for=needed_for, other_data=other_data)
     if memory and known is not None:
+        refuse_others("--memory", f"{_SHOWN} profile_path other_data memory")
         return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
         report.print_stderr("times need the profile: give --profile")
@@ -684,6 +689,8 @@ def whatif(
     budgets = parse_sizes(hbm_steps) if hbm_steps else []
     loaded = options.profile()
     problem = options.problem(loaded, hbm)
+    with shared.usage_errors("--hbm-steps"):  # Before the search, which takes longer.
+        at_budget = {budget: options.problem(loaded, f"{budget}B") for budget in budgets}
     with report.stoppable() as stop:
         limits = effort.limits(stop)
         with report.progress_bar("problems") as update:
@@ -692,7 +699,7 @@ def whatif(
         if answer.base.plan is None:
             _refuse(answer.base)
         points = front(
-            lambda budget: options.problem(loaded, f"{budget}B"),
+            at_budget.__getitem__,
             budgets,
             lambda at: solvers.solver(solver).solve(at, costs, limits),
         )
@@ -723,17 +730,19 @@ def train(
     placer train --plan plan.json --data train.tsv --steps 20 --trace trace.json
     torchrun --nproc-per-node 2 --no-python placer train --plan plan.json --data train.tsv
     """
-    run.check()
-    loaded = placer.Plan.load(plan_path)  # Before PyTorch, which takes seconds to import.
-    from placer import executor, training
     from placer.plan.origin import open_log_of, profile_of
+
+    run.check()
+    loaded = placer.Plan.load(plan_path)
+    opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
+    opened = partial(opened, options=lines, other_data=settings["other_data"])
+    log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
+    # PyTorch takes seconds to import: files that are missing are named before.
+    from placer import executor, training
     from placer.training.distributed import batch_size_per_process, rank_of_launcher
 
     speaks = rank_of_launcher() == 0  # Of many processes one speaks.
     executor.keep_freed_memory()
-    opened = partial(open_log_of, loaded, plan_path, format=data_format, profile=profile_path)
-    opened = partial(opened, options=lines, other_data=settings["other_data"])
-    log, eval_log = opened(logs), opened(eval_logs) if eval_logs else None
     config = trained.train_config(settings, batch_size_per_process(loaded))
     with report.progress_bar("steps", shown=speaks) as update:
         result = training.train(
@@ -764,12 +773,13 @@ def pilot(
     placer pilot --profile profile --data train.tsv --widths bfloat16,int8
     placer pilot --profile profile --data monday.tsv --eval-data tuesday.tsv --steps 2000
     """
+    opened = options.opened(lines)  # Before PyTorch, which takes seconds to import.
     from placer.training.distributed import rank_of_launcher
 
     speaks = rank_of_launcher() == 0
     with report.progress_bar("runs", shown=speaks) as update:
         config = trained.train_config(settings, settings["batch_size"])
-        candidates = options.trained(lines, config, update)
+        candidates = options.trained(opened, config, update)
     if speaks:
         report.print_report(report.pilot_report(candidates), output)
 
@@ -793,7 +803,7 @@ def simulate(
     """
     asked.check()
     loaded = placer.Plan.load(path)  # Before PyTorch, which takes seconds to import.
-    other = None if asked.against is None else placer.Plan.load(asked.against)
+    other = asked.other_plan(loaded, other_data)
     from placer.plan.origin import open_log_of, profile_of
     from placer.simulator.replay import ReplayOptions
 
@@ -891,9 +901,10 @@ def grow(
     placer grow old.json new.json --checkpoint runs/a -o runs/b
     placer grow old.json new.json --checkpoint runs/a --keep item=ids.txt -o runs/b
     """
+    plans = placer.Plan.load(old), placer.Plan.load(new)  # Before PyTorch, as it takes seconds.
     from placer.training.growing import grow_checkpoint
 
-    done = grow_checkpoint(old, new, checkpoint, folder, keep)
+    done = grow_checkpoint(plans, (old, new), checkpoint, folder, keep)
     report.print_report(report.grown_report(done), output)
     report.print_stderr(f"checkpoint written to {folder}")
 

@@ -112,6 +112,13 @@ class CommandOption(_Parameter, click.Option):
         words = () if isinstance(command, click.Group) else (str(command.name),)
         return {variable_of(*words, flag): key for flag, key in self.keys().items()}
 
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """Return the flag for an error, and where its value comes from if not the command line."""
+        hint, source = super().get_error_hint(ctx), ctx and ctx.get_parameter_source(str(self.name))
+        if source in (ParameterSource.ENVIRONMENT, ParameterSource.DEFAULT_MAP):
+            hint = f"{hint} {_SOURCES[source]}"
+        return hint
+
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the text of the option's environment variable; None if it is empty or not set."""
         found = {n: key for n, key in self.variables(ctx.command).items() if os.environ.get(n)}

@@ -109,22 +109,22 @@ class OutputPath(LocalPath):
             check_place(path, self._what, self._makes_folders)
 
     def check_inputs(self, path: Path, inputs: Iterable[Path | str]) -> None:
-        """Raise PlacerError if the command reads this file.
+        """Raise PlacerError if the command reads this file or folder.
 
         It reads each of `inputs`, and all files of a folder among them. A text may name a log. A
         log's folder may have other files, so these are not refused.
         """
-        if self._what == "folder" or not path.is_file():
+        if not path.exists():
             return
         for one in inputs:
             with contextlib.suppress(OSError, ValueError):  # A text that is no path.
-                is_folder = isinstance(one, Path) and one.is_dir()
+                is_folder = path.is_file() and isinstance(one, Path) and one.is_dir()
                 is_inside = is_folder and path.resolve().is_relative_to(Path(one).resolve())
                 if is_inside or Path(one).samefile(path):
                     where = f"it is in {one}, which" if is_inside else "it"
                     raise PlacerError(
                         f"cannot write {path}: {where} is what this command reads; name another "
-                        "file"
+                        f"{self._what}"
                     )
 
 

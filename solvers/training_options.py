@@ -20,7 +20,10 @@ from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig
 from solvers.options import BACKEND, EXCHANGE, LOG_FORMAT, WIDTHS, usage_errors
 
 if TYPE_CHECKING:
+    from placer.data.log import Log
     from placer.measurement import Setting
+    from placer.plan.plan import Plan
+    from placer.profile.profile import Profile
     from placer.training.pilot import Candidate
 
 LOCAL_FILE = OutputPath("file", is_local=True)
@@ -139,6 +142,17 @@ class SimulateOptions:
             raise click.UsageError("give --data, or --batches to draw so many from a profile")
         refuse_without("--data", "log_format separator header quotes columns null")
 
+    def other_plan(self, plan: Plan, other_data: bool) -> Plan | None:
+        """Return the plan of `--against`, which has the tables of `plan`."""
+        from placer.plan.origin import check_same_tables
+        from placer.plan.plan import Plan
+
+        if self.against is None:
+            return None
+        other = Plan.load(self.against)
+        check_same_tables(plan, other, other_data)
+        return other
+
 
 @dataclass(frozen=True, slots=True)
 class PilotOptions:
@@ -161,25 +175,34 @@ class PilotOptions:
         5, "Number of models to train with each type, each with its own seed.", least=2
     )
 
-    def trained(
-        self, lines: TextOptions, config: TrainConfig, on_run: Callable[[int, int], object]
-    ) -> list[Candidate]:
-        """Run `placer.training.pilot.pilot` with these options, and return its result."""
-        from placer import Profile
+    def opened(self, lines: TextOptions) -> tuple[Profile, Log, Log | None]:
+        """Return the profile, the log to train on, and the log to evaluate on if there is one."""
         from placer.plan.origin import open_as_profiled
-        from placer.training.pilot import pilot
+        from placer.profile.profile import Profile
 
         profile = Profile.load(self.profile_path)
         opened = partial(open_as_profiled, profile, format=self.log_format, options=lines)
+        return profile, opened(self.logs), opened(self.eval_logs) if self.eval_logs else None
+
+    def trained(
+        self,
+        opened: tuple[Profile, Log, Log | None],
+        config: TrainConfig,
+        on_run: Callable[[int, int], object],
+    ) -> list[Candidate]:
+        """Run `placer.training.pilot.pilot` with these options, and return its result."""
+        from placer.training.pilot import pilot
+
+        profile, log, eval_log = opened
         return pilot(
             profile,
-            opened(self.logs),
+            log,
             tuple(self.widths),
             self.exchange_dtype or "float32",
             config,
             seeds=self.seeds,
             hot_share=self.hot,
-            eval_log=opened(self.eval_logs) if self.eval_logs else None,
+            eval_log=eval_log,
             on_run=on_run,
         )
 

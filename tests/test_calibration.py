@@ -434,6 +434,16 @@ def test_damaged_constants_are_refused(
         Calibration.load(path)
 
 
+def test_a_file_that_is_no_calibration_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    with pytest.raises(PlacerError, match=r"m\.json: No such file or directory; make one with"):
+        Calibration.load(path)
+    for text in ('{"schema_version": 1}', "[1]", "3"):
+        path.write_text(text)
+        with pytest.raises(PlacerError, match=r"m\.json is no calibration; make one with"):
+            Calibration.load(path)
+
+
 def test_a_calibration_without_a_hash_is_read(tmp_path: Path) -> None:
     path = tmp_path / "m.json"
     calibration().save(path)

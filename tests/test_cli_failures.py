@@ -147,6 +147,8 @@ def test_what_a_command_reads_is_not_overwritten(workbench: Workbench, tmp_path:
         (["export", plan, "--to", "torchrec"], plan, "it is what"),
         (["export", "--plan", plan, "--to", "torchrec"], folder / "up" / ".." / plan.name, "it is"),
         (["plan", "--profile", profile], profile / "profile.json", f"it is in {profile}, which is"),
+        (["merge", profile, profile], profile, "it is what"),
+        (["profile", log, "--like", profile], profile, "it is what"),
     ):
         (folder / "up").mkdir(exist_ok=True)
         assert f"cannot write {file}: {words}" in fail(*line, "-o", file)

@@ -35,8 +35,13 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines() == ["placer", *COMMANDS]
 
 
-def test_a_plan_that_is_missing_is_said_before_torch_is_imported() -> None:
-    missing = ("simulate --batches 1 no.json", "train --data no.tsv no.json")
+def test_a_file_that_is_missing_is_said_before_torch_is_imported() -> None:
+    missing = (
+        "simulate --batches 1 no.json",
+        "train --data no.tsv no.json",
+        "grow no.json new.json --checkpoint run -o larger",
+        "pilot --profile no --data no.tsv",
+    )
     code = _HELP.replace(', "--help"', "").replace("exit_code == 0", "exit_code == 1")
     result = subprocess.run(
         [sys.executable, "-c", code, *missing], capture_output=True, text=True, check=True

@@ -64,7 +64,7 @@ def test_the_road_of_two_days(workbench: Workbench, tuesday: Path, tmp_path: Pat
 
     assert all(0.1 < table["unknown_share"] < 0.25 for table in shown["tables"])
     assert replanned.exit_code == 0, replanned.output
-    assert "unknown to the vocabularies" in replanned.stderr
+    assert "lookups of ids that the vocabularies lack" in replanned.stderr
     followed = Plan.load(new)
     assert followed.batch_size == 64
     assert followed.topology == Plan.load(plan).topology

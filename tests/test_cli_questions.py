@@ -43,6 +43,22 @@ def test_whatif_without_a_plan_or_with_bad_options(few_tables: Workbench) -> Non
     assert "no plan (infeasible)" in fail("whatif", *nothing_fits, exit_code=3)
     assert "--hbm-steps" in invoke("whatif", *nothing_fits, "--plot", "x.png").stderr
     assert "not a size" in misuse("whatif", *nothing_fits, "--hbm-steps", "much")
+    # Said before the search, and of the option that is wrong.
+    too_much = misuse("whatif", *nothing_fits, "--hbm-steps", "1MiB,100GiB")
+    assert "Invalid value for --hbm-steps: gpu:0 of '1xt4' would have 100 GiB" in too_much
+
+
+def test_show_refuses_options_that_would_have_no_effect(few_tables: Workbench) -> None:
+    for flag in (("--memory",), ("--explain", "C3"), ("--top", "3")):
+        assert f"{flag[0]} does not go with a profile" in misuse("show", few_tables.profile, *flag)
+    both = misuse("show", few_tables.plan, "--memory", "--explain", "C3")
+    assert "--explain does not go with --memory" in both
+
+
+def test_a_schema_alone_refuses_how_to_count(few_tables: Workbench, tmp_path: Path) -> None:
+    asked = ("profile", few_tables.log, "--infer", tmp_path / "schema.toml")
+    for flag, value in (("--window", "5"), ("--sample", "0.1"), ("--dtype", "float16")):
+        assert f"{flag} has no effect without --output" in misuse(*asked, flag, value)
 
 
 def test_explain(few_tables: Workbench, tmp_path: Path) -> None:
@@ -197,6 +213,29 @@ def test_what_follows_is_told_beside_another_plan(workbench: Workbench) -> None:
         saved = window["step_mean_s"] - window["other_step_mean_s"]
         assert window["break_even_steps"] == pytest.approx(window["migration_s"] / saved)
         assert window["break_even"].endswith(" steps")
+
+
+def test_a_plan_of_other_tables_or_ids_is_no_plan_to_compare(tmp_path: Path) -> None:
+    """Its rows are of other ids, so that its counts would mean nothing."""
+    plans, users = [], [f"u{number}" for number in range(50)]
+    for place, part in enumerate((users, users[:20], users[::-1])):
+        log, profile, plan = (tmp_path / f"{place}{end}" for end in (".csv", "", ".json"))
+        log.write_text("user,item\n" + "".join(f"{user},1\n" for user in part * 2))
+        succeed("profile", log, "-o", profile)
+        succeed("plan", "--profile", profile, "--topology", "2xt4", "--batch-size", "4",
+                "--solver", "greedy-cost", "-o", plan)  # fmt: skip
+        plans.append(plan)
+    asked = ("simulate", plans[0], "--batches", "2", "--against")
+    other = fail(*asked, plans[1])
+    assert "the other plan has other tables: 'user' has 21 rows, not 51; give a plan" in other
+    assert "the other plan maps the ids of user to other rows" in fail(*asked, plans[2])
+    succeed(*asked, plans[2], "--other-data")
+    for capacity in (8, 9):  # A table that grows may have other capacities.
+        succeed("plan", "--profile", tmp_path / "0", "--topology", "2xt4", "--batch-size", "4",
+                "--growing", f"user={capacity}", "--solver", "greedy-cost",
+                "-o", tmp_path / f"grows_{capacity}.json")  # fmt: skip
+    grown = "simulate", tmp_path / "grows_8.json", "--data", tmp_path / "0.csv"
+    succeed(*grown, "--against", tmp_path / "grows_9.json")
 
 
 def test_wrong_use_is_told(workbench: Workbench) -> None:

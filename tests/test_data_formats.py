@@ -333,6 +333,26 @@ def test_a_column_that_later_files_have_is_mentioned(tmp_path: Path, kind: str) 
     assert not open_log(paths, encoding=log.encoding).notes
 
 
+def test_a_file_of_one_line_names_the_columns_or_is_refused(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{day}.csv" for day in range(3)]
+    for path, line in zip(paths, ("", "3,4\n", ""), strict=True):
+        path.write_text(line or "user,item\n1,2\n")
+    with pytest.raises(DataError, match=r"1\.csv has no column 'user'; it has 3, 4"):
+        list(open_log(paths).chunks())
+    paths[1].write_text("item,user\n")
+    assert sum(chunk.samples for chunk in open_log(paths).chunks()) == 2
+
+
+def test_a_column_whose_first_values_are_missing_needs_a_type(tmp_path: Path) -> None:
+    paths = [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]
+    for path, value in zip(paths, ("null", "5"), strict=True):
+        path.write_text(f'{{"user": {value}}}\n')
+    with pytest.raises(DataError, match=r"user is 5, .* say in a schema what they are \(type\)"):
+        open_log(paths, sparse=["user"])
+    log = open_log(paths, sparse=["user"], layout=Layout(types={"user": "integer"}))
+    assert [sample[0] for sample in collect(log)] == [[[0]], [[5]]]
+
+
 def test_utf_16_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_bytes("click,user\n1,2\n".encode("utf-16"))

@@ -124,6 +124,21 @@ def test_a_few_lists_of_texts_whose_ids_stand_alone_elsewhere(tmp_path: Path) ->
     assert bags(log, "items") == [[1], [2], [3]] * 20
 
 
+def test_a_note_says_so_if_few_texts_are_lists(tmp_path: Path) -> None:
+    """A separator in a few texts may be part of a name: users see that it divides them."""
+    items = [f"shop {i % 9}" for i in range(100)]
+    few = [*items, *["x|y"] * 10]
+    log = open_log(written(tmp_path / "few.csv", with_labels(items=few)))
+    assert any("if 'x|y' is one id, remove the separator" in note for note in log.notes)
+    for name, sure in {
+        "many": [*items, *["x|y"] * 100],
+        "closed": ["{a}"] * 99 + ["{a,b}"],
+    }.items():
+        log = open_log(written(tmp_path / f"{name}.csv", with_labels(items=sure)))
+        assert not log.notes
+    open_log(written(tmp_path / "single.csv", with_labels(items=["{a}", "[]"] * 50)))
+
+
 @pytest.mark.parametrize("text", ["[[{i}, 2], [3]]", "[({i}, 2), (3, 4)]", "[]"])
 def test_lists_of_lists_are_left_out(tmp_path: Path, text: str) -> None:
     items = ["[[1, 2]]", *(text.format(i=i) for i in range(SAMPLES))]

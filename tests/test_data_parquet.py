@@ -68,14 +68,15 @@ def test_inference_knows_criteo_and_heeds_choices() -> None:
 
 @examples(40)
 @given(
-    steps=st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=12),
-    group=st.integers(1, 70),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(1, 900)), max_size=12),
+    group=st.integers(50, 1500),
 )
 def test_a_cursor_reads_what_it_did_not_skip(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[bool, int]], group: int
 ) -> None:
+    samples = 3000
     path = tmp_path_factory.mktemp("log") / "log.parquet"
-    pq.write_table(pa.table({"item": np.arange(SAMPLES)}), path, row_group_size=group)
+    pq.write_table(pa.table({"item": np.arange(samples)}), path, row_group_size=group)
     cursor = open_log(path).source.open()
     place = 0
     for read, count in steps:
@@ -83,14 +84,21 @@ def test_a_cursor_reads_what_it_did_not_skip(
             batch = cursor.read(count)
             ids = [] if batch is None else batch.features["item"].keys.tolist()
             assert ids == list(range(place, place + len(ids)))
-            assert bool(ids) == (place < SAMPLES)
+            assert bool(ids) == (place < samples)
             assert batch is None or batch.place.of(0) == f"{path}, row {place}"
             place += len(ids)
         else:
             skipped = cursor.skip(count)
-            assert skipped == min(count, SAMPLES - place)
+            assert skipped == min(count, samples - place)
             place += skipped
     cursor.close()
+
+
+def test_small_row_groups_are_read_together(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    pq.write_table(sample_table(), path, row_group_size=1)
+    batches = list(open_log(path).source.batches(10_000))
+    assert [batch.samples for batch in batches] == [SAMPLES]
 
 
 def test_blocks_can_be_left_out(tmp_path: Path) -> None:

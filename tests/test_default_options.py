@@ -116,7 +116,7 @@ def test_quiet_leaves_warnings_out(in_folder: Path) -> None:
     succeed("profile", days[0], "-o", "first")
     succeed("-q", "profile", days[1], "--like", "first", "-o", "later")
     plan = ("plan", "--profile", "later", "--topology", "1xh100", "--solver", "greedy-size")
-    assert "unknown to the vocabularies" in succeed(*plan).stderr
+    assert "lookups of ids that the vocabularies lack" in succeed(*plan).stderr
     assert succeed(*plan, "-q").stderr == ""
 
 

@@ -72,6 +72,22 @@ def test_a_trace_changes_nothing(tmp_path: Path) -> None:
     assert plain.trace is None
 
 
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_that_cannot_be_written_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """On a full disk the profiler says nothing, and leaves a part beside the file."""
+
+    def export(self: object, path: str) -> None:
+        Path(f"{path}.tmp").write_text("{")
+
+    monkeypatch.setattr("placer.training.trace.profile.export_chrome_trace", export)
+    request = TraceRequest(tmp_path / name, steps=2, warm_up=1)
+    with pytest.raises(PlacerError, match=rf"cannot write .*{name}: the profiler wrote nothing"):
+        train(plan_for(LOG), LOG, replace(QUICK, max_steps=6), trace=request)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_compressed_trace_of_a_run_that_ends_early(tmp_path: Path) -> None:
     request = TraceRequest(tmp_path / "trace.json.gz", steps=10, warm_up=1)
     result = train(plan_for(LOG), LOG, replace(QUICK, max_steps=5), trace=request)

@@ -38,6 +38,7 @@ from placer.tables import OPTIMIZERS, OptimizerName
 
 FORMAT = "placer-calibration"
 VERSION = 2
+_MAKE = "make one with `placer calibrate -o FILE`"
 
 TERMS = (
     "lookup", "lookup_byte",
@@ -130,15 +131,15 @@ class Calibration:
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
         """Read a calibration from a file that `save` wrote."""
         try:
-            data = dict(read_json(Path(path)))
-            altered = bool(data.get(SEAL)) and data[SEAL] != sealed(data)[SEAL]
-            data.pop(SEAL, None)
-            kind, version = data.pop("format"), data.pop("version")
-        except (OSError, LimitError, TypeError, ValueError, KeyError) as error:
-            raise PlacerError(
-                f"cannot read a calibration from {path}: {error!r}; make one with "
-                "`placer calibrate -o FILE`"
-            ) from error
+            document = read_json(Path(path))
+        except (OSError, LimitError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise PlacerError(f"cannot read a calibration from {path}: {why}; {_MAKE}") from error
+        if not isinstance(document, dict) or "format" not in document:
+            raise PlacerError(f"{path} is no calibration; {_MAKE}")
+        altered = bool(document.get(SEAL)) and document[SEAL] != sealed(document)[SEAL]
+        data = {name: document[name] for name in document if name != SEAL}
+        kind, version = data.pop("format"), data.pop("version", None)
         if kind != FORMAT or version != VERSION:
             raise PlacerError(
                 f"{path} is {kind!r} of version {version}; this placer reads {FORMAT!r} of "

@@ -56,6 +56,8 @@ _DOUBTFUL = ("NA", "None")
 _PAIR = re.compile("[0-9]+,[0-9]+")
 _MOST_LOOKED_AT = 2000
 """Number of a column's texts to check for lists."""
+_FEW = 0.25
+"""With fewer lists among texts, a note says so: a separator may be part of an id."""
 _DIGITS = r"^[^a-df-zA-DF-Z\[({]*$"
 """Matches texts of characters that numbers have, with any thousands separators."""
 
@@ -313,9 +315,13 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
         return Decision(name, "ignore", other, warns=True)
     if lists is not None:
         why = f"texts of {lists[1]} ids between {lists[0]!r}"
+        several = [text for text in some if lists[0] in text and text[0] not in "[({"]
         warns = all(map(_PAIR.fullmatch, some))
         if warns:
             why += '; if they are numbers with decimal commas, say in a schema: decimal = ","'
+        elif lists[1] == "text" and 0 < len(several) < _FEW * len(some):
+            warns = True
+            why += f"; if {several[0]!r} is one id, remove the separator from a schema (--infer)"
         return Decision(name, "sparse", why, separator=lists[0], element=lists[1], warns=warns)
     why = f"texts, {distinct:,} distinct in {values:,}"
     return _unless_it_names_samples(Decision(name, "sparse", why), values, distinct)

@@ -76,8 +76,9 @@ class EncodedLog:
         for feature, table in encoding.feature_tables.items():
             if columns.is_text(feature) and encoding.mappings[table].kind == "identity":
                 raise DataError(
-                    f"{first}: feature {feature!r} holds texts, which are no row "
-                    "numbers; map it with id_mapping='hash' or 'vocabulary'"
+                    f"{first}: feature {feature!r} holds texts, which are no row numbers; map it "
+                    "with id_mapping='hash' or 'vocabulary' (placer profile --id-mapping "
+                    f"{table}=vocabulary)"
                 )
         self.source = source
         self.notes = (*source.notes, *notes)

@@ -138,6 +138,37 @@ def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
         )
 
 
+def check_same_tables(plan: Plan, other: Plan, other_data: bool = False) -> None:
+    """Raise PlanMismatchError if another plan lacks tables, or has other rows for the same ids.
+
+    Tables that grow in both may have other capacities. With `other_data`, ids are not compared.
+    """
+    grow = plan.growing.keys() & other.growing.keys()
+    rows = {
+        table.name: plan.tables_by_name[table.name].rows if table.name in grow else table.rows
+        for table in other.tables
+    }
+    if lost := _lost(plan, rows):
+        raise PlanMismatchError(
+            f"the other plan has other tables: {listed(lost, 5)}; give a plan that was made from "
+            "the same profile, or from one of another log that was made --like it"
+        )
+    if not other_data:
+        ids = other.provenance.ids_sha256
+        check_ids(plan, {name: ids[name] for name in ids if name not in grow}, "the other plan")
+
+
+def _lost(plan: Plan, rows: Mapping[str, int]) -> list[str]:
+    """Return words for tables of a plan that `rows` lacks, or that have another number of rows."""
+    return [
+        f"{table.name!r} has {rows[table.name]} rows, not {table.rows}"
+        if table.name in rows
+        else f"{table.name!r} is missing"
+        for table in plan.tables
+        if rows.get(table.name) != table.rows
+    ]
+
+
 def with_tables_as_in(
     plan: Plan, profile: Profile, other_data: bool = False, *, has_all: bool = False
 ) -> Profile:
@@ -149,13 +180,7 @@ def with_tables_as_in(
     growing = {name: how for name, how in plan.growing.items() if name in profile.table_numbers}
     profile = with_growing(profile, growing)
     now = {one.name: one.table.rows for one in profile}
-    lost = [
-        f"{table.name!r} has {now[table.name]} rows, not {table.rows}"
-        if table.name in now
-        else f"{table.name!r} is missing"
-        for table in plan.tables
-        if now.get(table.name) != table.rows
-    ]
+    lost = _lost(plan, now)
     added = [f"{name!r} is new" for name in now if name not in plan.tables_by_name]
     differences = [] if other_data else lost + added
     if has_all and lost:
@@ -164,7 +189,8 @@ def with_tables_as_in(
         meant = "" if has_all and lost else ", or say that other data is meant (--other-data)"
         raise PlanMismatchError(
             f"the profile has other tables than the plan: {listed(differences, 5)}; "
-            f"give the profile that the plan was made from{meant}"
+            "give the profile that the plan was made from, or one of another log that was made "
+            f"--like it{meant}"
         )
     if not other_data:
         check_ids(plan, profile.ids_sha256, "the profile")

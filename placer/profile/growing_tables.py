@@ -99,12 +99,14 @@ def capacity_for(profile: TableProfile, hit_rate: float) -> int:
     >>> capacity_for(table, 0.7)
     100
     """
+    if not 0 < hit_rate <= 1:
+        raise ProblemError(f"a hit rate of {_percent(hit_rate)} is not above 0% and at most 100%")
     capacities, rates = _curve(profile)
-    if not 0 < hit_rate <= rates[-1]:
+    if hit_rate > rates[-1]:
         raise ProblemError(
             f"no number of rows gives table {profile.name!r} a hit rate of {_percent(hit_rate)}: "
             f"with one for each id it has {_percent(rates[-1])}, as the other lookups read an id "
-            "for the first time"
+            "for the first time; lower the rate"
         )
     right = int(np.searchsorted(rates, hit_rate))
     if right == 0:

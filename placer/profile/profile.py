@@ -272,12 +272,12 @@ def _check_alike(first: Profile, other: Profile) -> None:
     if different:
         raise ProfileError(
             f"profiles of different tables cannot be merged: {'; '.join(different[:9])}; "
-            "profile every part of a log with the same rows= or encoding="
+            "profile every part of a log with the same rows= or encoding= (--rows, --like)"
         )
     if first.encoding != other.encoding:
         raise ProfileError(
             "profiles whose ids became rows in different ways cannot be merged; profile every "
-            "part of a log with the same encoding= (the same vocabulary)"
+            "part of a log with the same encoding= (the same vocabulary; --like)"
         )
 
 

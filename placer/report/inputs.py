@@ -86,8 +86,8 @@ def unknown_words(profile: Profile) -> str:
     named, more = [f"{form.share(shares[name])} of {name}" for name in worst[:3]], len(worst) - 3
     others = f" and less of {more} more" if more > 0 else ""
     return (
-        f"unknown to the vocabularies: {', '.join(named)}{others} of the lookups; all unknown ids "
-        "of a table share row 0, which looks hot though no one of them is"
+        f"lookups of ids that the vocabularies lack: {', '.join(named)}{others}; all such ids of a "
+        "table share row 0, which looks hot though no one of them is"
     )
 
 

@@ -364,12 +364,10 @@ class Topology(TopologyFields):
         return self
 
     def _too_much(self, device: str, asked: float, owner: str, most: float) -> TopologyError:
-        flag = "--hbm" if device in self.gpus_by_id else "--dram"
         return TopologyError(
             f"{device} of {self.name!r} would have {format_bytes(asked)} of memory, but {owner} "
-            f"has {format_bytes(most)}: lower {flag} or its memory in the file, or describe "
-            "another machine: placer topology NAME -o machine.yaml, where a GPU without chip "
-            "may have any"
+            f"has {format_bytes(most)}: give it no more, or describe another machine: placer "
+            "topology NAME -o machine.yaml, where a GPU without chip may have any"
         )
 
     @classmethod

@@ -44,23 +44,27 @@ class Grown:
 
 
 def grow_checkpoint(
-    old_file: Path, new_file: Path, checkpoint: Path, folder: Path, keep: Iterable[str] = ()
+    plans: tuple[Plan, Plan],
+    files: tuple[Path, Path],
+    checkpoint: Path,
+    folder: Path,
+    keep: Iterable[str] = (),
 ) -> list[Grown]:
     """Write a checkpoint of an older plan again into `folder`, with the tables of a newer plan.
 
-    `old_file` and `new_file` are the plans. Their profiles say how ids map to rows. Each of `keep`
-    is ``TABLE=FILE``: a file of the ids that stay, one a line.
+    `plans` are the older and the newer one, and `files` are theirs. Their profiles say how ids map
+    to rows. Each of `keep` is ``TABLE=FILE``: a file of the ids that stay, one a line.
 
     Raises PlanMismatchError if nobody can tell which row an id has in the newer plan.
     """
-    old, new = Plan.load(old_file), Plan.load(new_file)
+    old, new = plans
     verify(new)
     if folder.is_dir():
         checkpoints.tidy(folder)  # A killed command may have left parts.
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise PlacerError(f"{folder} is there already; name another folder")
     known = dict(_ids_of(word) for word in keep)
-    encodings = _encoding(old, old_file), _encoding(new, new_file)
+    encodings = _encoding(old, files[0]), _encoding(new, files[1])
     rows: dict[str, Rows] = {**earlier_rows(old, new, encodings, known)}
     opened = checkpoints.open_checkpoint(checkpoint)
     rows |= resized_keys(opened, old, new)
@@ -228,4 +232,5 @@ def _ids_of(word: str) -> tuple[str, Int]:
         with open_file(file) as ids:
             return table, np.array([int(line) for line in ids.read().split()], np.int64)
     except (OSError, ValueError, OverflowError) as error:
-        raise PlacerError(f"--keep {word!r}: {error}; give TABLE=FILE with an id a line") from error
+        why = getattr(error, "strerror", None) or error
+        raise PlacerError(f"--keep {word!r}: {why}; give TABLE=FILE with an id a line") from error

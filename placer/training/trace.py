@@ -155,11 +155,17 @@ def waiting_for_log() -> record_function:
 def _export(recorded: profile, path: Path) -> None:
     with replacing(path) as temporary:
         if path.suffix != ".gz":
-            recorded.export_chrome_trace(str(temporary))
+            _write(recorded, temporary, path)
         else:
             with temporary_beside(path) as plain:
-                recorded.export_chrome_trace(str(plain))
+                _write(recorded, plain, path)
                 with plain.open("rb") as source, gzip.open(temporary, "wb") as target:
                     shutil.copyfileobj(source, target)
-        if not temporary.stat().st_size:
-            raise PlacerError(f"cannot write {path}: the profiler wrote nothing; is the disk full?")
+
+
+def _write(recorded: profile, file: Path, path: Path) -> None:
+    """Write a trace into a file, which will be `path`; the profiler does not say if it cannot."""
+    recorded.export_chrome_trace(str(file))
+    file.with_name(f"{file.name}.tmp").unlink(missing_ok=True)  # It stays there on a full disk.
+    if not file.stat().st_size:
+        raise PlacerError(f"cannot write {path}: the profiler wrote nothing; is the disk full?")

@@ -200,6 +200,8 @@ def test_without_a_hit_there_is_nothing_to_choose_by() -> None:
         ("=5%", "begins with no table"),
         ("item,item=9", "names table 'item' twice"),
         ("item=99%", "no number of rows gives table 'item' a hit rate of 99%"),
+        ("city=101%", "a hit rate of 101% is not above 0% and at most 100%"),
+        ("item=0%", "a hit rate of 0% is not above 0% and at most 100%"),
     ],
 )
 def test_what_is_of_another_form_is_refused(text: str, message: str) -> None:

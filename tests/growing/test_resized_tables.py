@@ -177,7 +177,7 @@ def test_a_larger_table_trains_to_the_same_bits(optimizer: OptimizerName, tmp_pa
     first = CheckpointPolicy(tmp_path / "first", keep=1)
     known = train(plans[0], logs[0], replace(config, epochs=1), checkpoints=first)
     assert known.keys["item"].evicted == 0
-    done = grow_checkpoint(*files, tmp_path / "first", tmp_path / "larger")
+    done = grow_checkpoint((plans[0], plans[1]), files, tmp_path / "first", tmp_path / "larger")
     kept = {one.table: one.kept_rows for one in done}
     assert {one.table: one.dropped_rows for one in done} == dict.fromkeys(kept, 0)
     assert kept["item"] == 401 > 1 + known.keys["item"].live

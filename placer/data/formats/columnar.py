@@ -4,7 +4,7 @@ A column of lists holds bags of ids.
 """
 
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cache, partial
 from itertools import accumulate, islice
@@ -34,6 +34,8 @@ from placer.errors import DataError
 
 _JOINED = b"PAR1PAR1"
 """The end of a file and the start of the next, in joined files."""
+_LEAST_ROWS = 1024
+"""Row groups with fewer rows are read together."""
 
 
 class ParquetSource(ColumnSource):
@@ -99,39 +101,51 @@ class ParquetSource(ColumnSource):
         return ranges
 
     def spans(self) -> Generator[Span]:
-        """Yield the row groups. A row group that is skipped whole is never read."""
+        """Yield row groups, small ones together. One that is skipped whole is never read."""
         for file, footer, schema in zip(self.files, self.footers, self._schemas, strict=True):
             names = outermost(self._partitions.of_file(self.columns.names, schema.names), schema)
-            first = 0
+            first, row, groups = 0, 0, dict[int, int]()
             with ExitStack() as stack:
                 # Do not open a file if all its row groups are skipped.
                 opened = cache(partial(_parquet_file, file, footer, stack))
                 for number in range(footer.num_row_groups):
-                    rows = footer.row_group(number).num_rows
-                    yield self._row_group(file, opened, number, first, rows, names)
-                    first += rows
+                    groups[number] = footer.row_group(number).num_rows
+                    row += groups[number]
+                    if row - first >= _LEAST_ROWS or number + 1 == footer.num_row_groups:
+                        yield self._row_groups(file, opened, groups, first, names)
+                        first, groups = row, {}
 
-    def _row_group(
+    def _row_groups(
         self,
         file: str,
         opened: Callable[[], pq.ParquetFile],
-        number: int,
+        groups: Mapping[int, int],
         first: int,
-        rows: int,
         names: Sequence[str],
     ) -> Span:
-        """Return a row group as a span; `first` is the number of its first row in the file."""
+        """Return row groups as a span: `groups` has their rows, `first` is the first row's number.
+
+        Reading a span takes milliseconds, even of one row.
+        """
+        rows = sum(groups.values())
+
+        def read_groups() -> Generator[pa.RecordBatch]:
+            for number, expected in groups.items():
+                held = 0
+                for batch in opened().iter_batches(BATCH_ROWS, [number], names):
+                    held += batch.num_rows
+                    yield batch
+                if held != expected:
+                    raise ValueError(
+                        f"row group {number} holds {held} rows and says that it has {expected}"
+                    )
 
         def batches() -> Batches:
             row = first
             with reading(file, "Parquet"):
-                for batch in opened().iter_batches(BATCH_ROWS, [number], names):
-                    yield file, row, plain(batch)
+                for batch in merged(read_groups()):
+                    yield file, row, batch
                     row += batch.num_rows
-                if row - first != rows:
-                    raise ValueError(
-                        f"row group {number} holds {row - first} rows and says that it has {rows}"
-                    )
 
         cursor = Cursor(self._spans_of(batches()))
         behind = 0

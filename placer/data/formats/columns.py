@@ -96,8 +96,8 @@ def check_columns(
     if not columns.sparse:
         held = [f"{one.column} ({one.why})" for one in columns.decisions] or schema.names
         raise DataError(
-            f"{shown(file)} has no categorical column; name them with sparse=, "
-            f"there are {listed(held, most=10)}"
+            f"{shown(file)} has no categorical column; name those of ids with --sparse (in Python "
+            f"sparse=), there are {listed(held, most=10)}"
         )
 
 

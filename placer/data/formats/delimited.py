@@ -75,9 +75,17 @@ class DelimitedSource(ColumnSource):
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""
         layout = self.columns.layout
+        check = self._check_header if layout.header else None
         return TextReader(
-            self.files, self._parse, header=bool(layout.header), quotes=bool(layout.quotes)
+            self.files, self._parse, check_header=check, quotes=bool(layout.quotes)
         ).spans()
+
+    def _check_header(self, file: str, header: bytes) -> None:
+        """Raise DataError if a file lacks a column, also if it holds nothing but a first line."""
+        names = header_names(file, header, self.columns.layout)
+        schema = pa.schema([(name, pa.null()) for name in names])
+        for name in self._own(names):
+            check_column(file, schema, name)
 
     def _first_with_samples(self) -> tuple[str, bytes]:
         """Return the first file with over one line (one may be a header), and its first lines."""
@@ -103,9 +111,6 @@ class DelimitedSource(ColumnSource):
         names: Sequence[str] = layout.names
         if block.header is not None:
             names = header_names(file, block.header, layout)
-            schema = pa.schema([(name, pa.null()) for name in names])
-            for name in self._own(names):
-                check_column(file, schema, name)
             _check_header_is_once(block, len(names))
         plain = self._plain.batch(block, names)
         if plain is not None:
@@ -278,14 +283,12 @@ def _check_header_is_once(block: Block, fields: int) -> None:
 
     If there is a single column, its name may be a value.
     """
-    header = block.header or b""
-    found = None
-    if b"\n" + header in block.data.obj:  # type: ignore[operator]  # Fast on the whole buffer.
-        found = re.search(b"\n" + re.escape(header), block.data)
-    if fields > 1 and (found or block.data[: len(header)] == header):
-        lines = 1 + bytes(block.data[: found.start()]).count(b"\n") if found else 0
+    header, text = block.header or b"", bytes(block.data)  # Bytes are searched the fastest.
+    start = 0 if text.startswith(header) else text.find(b"\n" + header) + 1
+    if fields > 1 and (start or text.startswith(header)):
+        line = block.place.first + text.count(b"\n", 0, start)
         raise DataError(
-            f"{shown(block.place.file)}, line {block.place.first + lines} names the columns again; "
+            f"{shown(block.place.file)}, line {line} names the columns again; "
             "were files joined that each have a header? Remove it, or give the files one by one"
         )
 

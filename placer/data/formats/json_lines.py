@@ -165,8 +165,8 @@ def _unreadable(block: Block, error: Exception) -> DataError:
     if changed is not None:
         name, before, now, row = changed.groups()
         return DataError(
-            f"{block.place.of(int(row))}: {name} is a {now} and was a {before} before; "
-            "write its values alike"
+            f"{block.place.of(int(row))}: {name} is of type {now}, and was of type "
+            f"{before} before; write its values alike"
         )
     return DataError(
         f"{shown(block.place.file)}, from line {block.place.first} on: no JSON lines: "

@@ -38,15 +38,20 @@ Parse = Callable[[Block], RawBatch]
 class TextReader:
     """Reads text files in blocks of whole records.
 
-    If `header` is true, the first record of each file is not a sample. If `quotes` is true, a
-    newline between double quotes does not end a record.
+    With `check_header`, the first record of each file is not a sample: it is called with the file
+    and that record. If `quotes` is true, a newline between double quotes does not end a record.
     """
 
     def __init__(
-        self, files: Sequence[str], parse: Parse, *, header: bool = False, quotes: bool = False
+        self,
+        files: Sequence[str],
+        parse: Parse,
+        *,
+        check_header: Callable[[str, bytes], None] | None = None,
+        quotes: bool = False,
     ) -> None:
         self._files, self._parse = files, parse
-        self._has_header, self._quotes = header, quotes
+        self._check_header, self._quotes = check_header, quotes
         # Bytes read: the block's records, then the beginning of the next. All blocks share this
         # memory, as getting new pages from the system costs as much as reading into them.
         self._buffer = bytearray()
@@ -66,8 +71,9 @@ class TextReader:
                     if not records.ends.size:
                         break
                     first = 0
-                    if self._has_header and header is None:
+                    if self._check_header and header is None:
                         header, first = bytes(records.data[: int(records.ends[0])]), 1
+                        self._check_header(file, header)
                     found_any = found_any or first < records.ends.size
                     yield records.span(first, header, self._parse)
                     end, line = int(records.ends[-1]), records.line + records.lines

@@ -186,7 +186,7 @@ def wrong_id(place: str, name: str, value: object, kind: IdType) -> DataError:
     elif kind == "integer" and re.fullmatch("[0-9]{19,20}", str(what)):
         fix = 'ids from 2^63 on are unsigned; say so in a schema: type = "unsigned"'
     elif not isinstance(what, str):
-        fix = "write all values of a column alike"
+        fix = "write all values of a column alike, or say in a schema what they are (type)"
     elif len(what) < _MOST_NULL:
         fix += f"; if it stands for a missing value: --null {what}"
     return DataError(
