@@ -272,8 +272,12 @@ class CostModel(Protocol):
         """
         return None
 
-    def schedule(self, problem: Problem) -> Schedule:
-        """Return the phases of a step and their order; by default `ONE_PHASE`."""
+    def schedule(self, problem: Problem, *, with_servers: bool = True) -> Schedule:
+        """Return the phases of a step and their order; by default `ONE_PHASE`.
+
+        `with_servers`: whether servers, if the machine has any, have a part in exchanges. They have
+        none if they hold no rows.
+        """
         return ONE_PHASE
 
     def launches(self, problem: Problem, gpu: int) -> Float:

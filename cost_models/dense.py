@@ -263,7 +263,7 @@ def dense_cost(
     )
     backward_s = sum(seconds for seconds, _ in steps)
     sum_s = topology.allreduce_s(1.0)
-    latency_s = _COLLECTIVES * topology.exchange_latency_s if len(topology.gpus) > 1 else 0.0
+    latency_s = _COLLECTIVES * topology.gpu_exchange_latency_s if len(topology.gpus) > 1 else 0.0
     return DenseCost(
         forward_s=forward_s,
         backward_s=backward_s,

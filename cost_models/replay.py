@@ -141,7 +141,9 @@ class StepTimer:
         problem = Problem.of_plan(plan, profile)
         require_match(problem, plan)
         self._schedules: dict[Pipeline, Schedule] = {
-            pipeline: equation.schedule(replace(problem, pipeline=pipeline))
+            pipeline: equation.schedule(
+                replace(problem, pipeline=pipeline), with_servers=bool(servers)
+            )
             for pipeline in PIPELINES
         }
         self.dense_s = dense_step_s(problem)

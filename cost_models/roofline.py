@@ -135,9 +135,9 @@ class Roofline(StepEquation):
         """Shares with the bandwidths of lookups and updates. See `StepEquation.lookup_shares`."""
         return self._shares
 
-    def schedule(self, problem: Problem) -> Schedule:
+    def schedule(self, problem: Problem, *, with_servers: bool = True) -> Schedule:
         """Return the schedule with the time that trainers add. See `CostModel.schedule`."""
-        schedule = super().schedule(problem)
+        schedule = super().schedule(problem, with_servers=with_servers)
         if not isinstance(problem.dense, DenseLayers):
             return schedule
         added_s = self.constants.step_s

@@ -16,7 +16,7 @@ from problem_cases import problem_of, zipf_table
 from tiny_problems import tight_problem, tiny_problem, with_server
 
 from cost_models import Calibrated, Roofline
-from placer import AccessCdf, Feature, Problem, Table, TableProfile
+from placer import AccessCdf, Feature, Problem, Shard, Table, TableProfile
 from placer.constraints.constraints import Constraints, TableRule
 from placer.constraints.unmet import unmet
 from placer.plan.memory import device_memory, row_map_bytes
@@ -164,6 +164,27 @@ def test_servers_without_gpus(seed: int) -> None:
     if np.isfinite(best_s):
         instance = Instance(problem, Roofline())
         assert lagrangian_bound(instance).step_time_s <= best_s * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", mostly_slow(["greedy-cost", "auto", "beam"], "greedy-cost"))
+def test_servers_never_make_a_step_longer(name: str) -> None:
+    """If they hold no rows, steps do not take their network's latency."""
+    tables = [zipf_table(f"t{n}", 2000 * n, 32, lookups=3.0) for n in range(1, 5)]
+    served, alone = (Topology.parse(words, hbm="1GiB") for words in ("2xl4+1xcpu", "2xl4"))
+    problem = problem_of(*tables, topology=served, batch_size=512)
+    result, without = solved(problem, name), solved(replace(problem, topology=alone), name)
+    assert result.plan is not None
+    assert without.plan is not None
+    assert result.plan.topology == served
+    assert result.step_time_s == without.step_time_s
+    moved = replace(without.plan, topology=served)
+    assert Roofline().evaluate(problem, moved).step_time_s == without.step_time_s
+    others = (one for one in moved.shards if one.table != "t1")
+    rows = Shard("t1", (0, 2000, 1), (0, 32), ("host:1",), "dram", "host")
+    on_server = replace(moved, shards=(*others, rows))
+    assert Roofline().evaluate(problem, on_server).step_time_s > without.step_time_s + 4e-5
+    assert result.bound_s is not None
+    assert result.bound_s <= result.step_time_s
 
 
 @pytest.mark.parametrize(

@@ -208,9 +208,9 @@ class Calibrated(StepEquation):
             self._costs[key] = unit_costs_of(of, optimizer, tiers, key[1], self._shard_s)
         return self._costs[key]
 
-    def schedule(self, problem: Problem) -> Schedule:
+    def schedule(self, problem: Problem, *, with_servers: bool = True) -> Schedule:
         """Return the schedule with the fixed time of a step. See `CostModel.schedule`."""
-        schedule = super().schedule(problem)
+        schedule = super().schedule(problem, with_servers=with_servers)
         main_s, *others_s = schedule.fixed_s
         return replace(schedule, fixed_s=(main_s + self.calibration.seconds("step"), *others_s))
 

@@ -116,9 +116,9 @@ class StepEquation(CostModel, ABC):
         """The lookup's share of each constant of `ReadCosts`; see `phases.LOOKUP_SHARES`."""
         return LOOKUP_SHARES
 
-    def schedule(self, problem: Problem) -> Schedule:
+    def schedule(self, problem: Problem, *, with_servers: bool = True) -> Schedule:
         """Return the schedule of the executor's step. See `CostModel.schedule`."""
-        return schedule_of(problem)
+        return schedule_of(problem, with_servers)
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
         """Return the `standard_options`. See `CostModel.sharding_options`."""
@@ -138,12 +138,12 @@ class StepEquation(CostModel, ABC):
 
     def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
         """Return the cost of a whole plan. See `CostModel.evaluate`."""
-        topology = problem.topology
-        schedule = self.schedule(problem)
+        topology, works = problem.topology, work_of(problem, plan)
+        with_servers = any(len(topology.gpus) <= gpu for work in works for gpu in work.gpus)
+        schedule = self.schedule(problem, with_servers=with_servers)
         # The last axis has the GPUs, then the servers.
         parts_s = np.zeros((len(PARTS), ROWS, len(topology.serving)))
         dram_s = {host.id: 0.0 for host in topology.hosts}
-        works = work_of(problem, plan)
         table_s = np.zeros(len(problem.profile))
         known: dict[tuple[object, ...], tuple[Float, float]] = {}
         kinds_of = cache(partial(_by_kind, np.array(topology.kind_of_gpu)))

@@ -110,8 +110,8 @@ _COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
 """Number of collectives in a phase: lengths of bags and ids; pooled rows; their gradients."""
 
 
-def schedule_of(problem: Problem) -> Schedule:
-    """Return the schedule of a problem's pipeline.
+def schedule_of(problem: Problem, with_servers: bool = True) -> Schedule:
+    """Return the schedule of a problem's pipeline, if servers have a part in exchanges or not.
 
     The latency of collectives is added to their chains. Dense layers add their own time to every
     step, copies of inputs ahead of the step to the host link, and the sum of their gradients,
@@ -121,7 +121,8 @@ def schedule_of(problem: Problem) -> Schedule:
     input_s = max((cost.input_s for cost in costs), default=0.0)
     allreduce_s = max((cost.allreduce_s for cost in costs), default=0.0)
     dense_s = dense_step_s(problem) or 0.0
-    latency_s = problem.topology.exchange_latency_s
+    topology = problem.topology
+    latency_s = topology.exchange_latency_s if with_servers else topology.gpu_exchange_latency_s
     ids_s = _COLLECTIVES["ids"] * latency_s
     main_s = (_COLLECTIVES["outputs"] + _COLLECTIVES["gradients"]) * latency_s + dense_s
     if problem.pipeline == "serial":

@@ -271,8 +271,16 @@ class Topology(TopologyFields):
 
         It is the largest latency of the links that it uses; 0 if links state none.
         """
+        return self._latency_s(bool(self.servers))
+
+    @cached_property
+    def gpu_exchange_latency_s(self) -> float:
+        """Seconds of a collective without data, over all GPUs."""
+        return self._latency_s(False)
+
+    def _latency_s(self, with_servers: bool) -> float:
         reached = {host: self._gpus_in_rack(host) for host in self._gpus_by_host}
-        is_wide = min(reached.values()) < len(self.gpus) or bool(self.servers)
+        is_wide = min(reached.values()) < len(self.gpus) or with_servers
         kinds = {"network"} if is_wide else set()
         if any(len(self.gpus_of(host)) < gpus for host, gpus in reached.items()):
             kinds.add("rack")

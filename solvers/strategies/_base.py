@@ -1,10 +1,13 @@
 """Base classes of strategies: they keep the time, make the bound and the result."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy as np
 
 import placer
 from cost_models import CostModel
@@ -26,6 +29,9 @@ _FINISH_BOUNDS, _FINISH_S_PER_TABLE, _FINISH_S_PER_PLACE = 0.9, 1e-3, 1e-6
 """Time kept for building, verifying, writing and showing the plan: this many seconds for each table
 and for each table × GPU, but at most this multiple of the first bound's time."""
 
+_ALONE_SHARE = 0.25
+"""Share of the time for plans without rows on servers, if tables fit without them."""
+
 _IDLE_ROUNDS = 2
 """Stop after this many rounds of all stages without a gain. Each round has another seed."""
 
@@ -41,10 +47,30 @@ class Strategy(ABC):
     """The message of a result without a plan."""
 
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
-        """Search to the gap or a limit. See `Solver.solve`."""
+        """Search to the gap or a limit. See `Solver.solve`.
+
+        Once servers hold rows, they have a part in all exchanges. So if tables fit without servers,
+        a part of the time is for plans that do without.
+        """
         self.prepare(limits)
         # Use the model once before the time limit starts: importing TorchRec takes seconds.
         cost_model.sharding_options(problem, 0)
+        if not problem.topology.servers:
+            return self._search(problem, cost_model, limits)
+        begin_s, alone = time.monotonic(), _without_servers(problem, cost_model)
+        if alone is None:
+            served = self._search(problem, cost_model, limits)
+            # A bound of plans whose servers have a part in exchanges.
+            bound_s = max(0.0, (served.bound_s or 0.0) - _server_latency_s(problem, cost_model))
+            return _joined(problem, limits, served, replace(_NOT_SEARCHED, bound_s=bound_s))
+        part_s = limits.spent_s + _ALONE_SHARE * (limits.time_limit_s - limits.spent_s)
+        without = self._search(alone, cost_model, replace(limits, time_limit_s=part_s))
+        spent_s = limits.spent_s + time.monotonic() - begin_s
+        served = self._search(problem, cost_model, replace(limits, spent_s=spent_s))
+        return _joined(problem, limits, served, without)
+
+    def _search(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
+        """Search for plans of a machine whose servers, if any, have a part in all exchanges."""
         clock = Clock.start(limits)
         instance = Instance(problem, cost_model)
         failure = impossible(instance)
@@ -136,7 +162,10 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     report = instance.cost_model.evaluate(instance.problem, plan)
     step_time_s = report.step_time_s
     bound_s = max(bound_s, min(search.weighed_bound_s, search.others_s))
-    assert step_time_s >= bound_s * (1 - 1e-6), f"{name} beat a bound: {step_time_s} < {bound_s}"
+    latency_s = _server_latency_s(instance.problem, instance.cost_model)
+    assert step_time_s + latency_s >= bound_s * (1 - 1e-6), (
+        f"{name} beat a bound: {step_time_s} < {bound_s}"
+    )
     bound_s = min(bound_s, step_time_s)
     optimal = step_time_s <= bound_s * (1 + limits.gap)
     seconds = search.clock.spent_s
@@ -161,6 +190,46 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
         bound_s,
         {"seconds": seconds, "search_space": record.search_space, **search.stats},
     )
+
+
+_NOT_SEARCHED = SolveResult(None, Termination("no_plan"))
+
+
+def _without_servers(problem: Problem, cost_model: CostModel) -> Problem | None:
+    """Return the problem without servers; None if tables hardly fit, or if rules name servers."""
+    topology = problem.topology
+    servers = {server.id for server in topology.servers}
+    named = (set(rule.devices or ()) for _, rule in problem.constraints.tables)
+    if Instance(problem, cost_model).needs_servers or any(map(servers.intersection, named)):
+        return None
+    hosts = tuple(host for host in topology.hosts if host.id not in servers)
+    links = tuple(link for link in topology.links if not servers & {link.a, link.b})
+    return replace(problem, topology=replace(topology, hosts=hosts, links=links))
+
+
+def _server_latency_s(problem: Problem, cost_model: CostModel) -> float:
+    """Return the most seconds that servers add to a step by their part in exchanges."""
+    both = (cost_model.schedule(problem, with_servers=has).fixed for has in (True, False))
+    return float(np.subtract(*both).max())
+
+
+def _joined(
+    problem: Problem, limits: Limits, served: SolveResult, without: SolveResult
+) -> SolveResult:
+    """Return the better of a search with servers and one without, and a bound of both."""
+    best = min(served, without, key=lambda one: one.step_time_s or np.inf)
+    if best.plan is None or best.step_time_s is None:
+        return served
+    several = (one for one in (served, without) if one.termination.reason != "infeasible")
+    bound_s = min(best.step_time_s, *(one.bound_s or 0.0 for one in several))
+    is_optimal = best.step_time_s <= bound_s * (1 + limits.gap)
+    status: Literal["optimal", "feasible"] = "optimal" if is_optimal else "feasible"
+    limit = None if is_optimal else served.termination.limit or best.termination.limit
+    record = replace(best.plan.solver, status=status, bound_s=bound_s)
+    origin = provenance_of(problem)
+    plan = replace(best.plan, topology=problem.topology, solver=record, provenance=origin)
+    end = replace(best.termination, reason=status, limit=limit)
+    return replace(best, plan=plan, termination=end, bound_s=bound_s)
 
 
 def provenance_of(problem: Problem) -> Provenance:
