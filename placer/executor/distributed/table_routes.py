@@ -19,7 +19,7 @@ from torch import Tensor
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.division import ColumnSlice, RowSlice
+from placer.executor.distributed.division import ColumnSlice
 from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
@@ -80,20 +80,20 @@ class Router:
 
     @classmethod
     def of(
-        cls, rows: int, slices: Sequence[tuple[RowSlice, int, int]], device: torch.device
+        cls, rows: int, slices: Sequence[tuple[range, int, int]], device: torch.device
     ) -> "Router":
         """Make a router from slices, each with its target and its first row in the target."""
         # Slices of one stride make one segment, with their first and last few rows included.
-        by_step: dict[int, list[RowSlice]] = defaultdict(list)
+        by_step: dict[int, list[range]] = defaultdict(list)
         for part, _, _ in slices:
             by_step[part.step].append(part)
-        spans: dict[RowSlice, tuple[int, int]] = {}
+        spans: dict[range, tuple[int, int]] = {}
         for step, parts in by_step.items():
             firsts = sorted({0, *(part.start for part in parts)})
             ends = sorted({rows, *(part.stop for part in parts)})
             for part in parts:
                 first = firsts[bisect_right(firsts, part.start - step)]
-                spans[part] = first, ends[bisect_right(ends, part.members[-1] + step) - 1]
+                spans[part] = first, ends[bisect_right(ends, part[-1] + step) - 1]
         edges = {0, rows, *chain.from_iterable(spans.values())}
         segment_starts = [*sorted(end for end in edges if 0 <= end <= rows)]
         periods, offsets, owners = [], [0], []
@@ -112,7 +112,7 @@ class Router:
                 )
             owner = np.full(span, -1, dtype=np.int32)
             for index, part in active:
-                owner[part.first_from(low) - low :: part.step] = index
+                owner[(part.start - low) % part.step :: part.step] = index
             owners.append(owner)
             periods.append(span)
             offsets.append(offsets[-1] + span)
