@@ -28,7 +28,7 @@ from placer.growing import Growing, KeyCounts
 from placer.growing.hashes import digest_of, parts_of
 from placer.growing.key_map import StepRows
 from placer.growing.options import OPEN_OVER_RANKS, Int
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, listed_ids
 from placer.tables import Table
 
 _LONGEST_PERIOD = 1 << 22
@@ -217,8 +217,9 @@ def _table_routes(
             router = routers[key]
         mapped.append(replace(columns, router=router))
     order = None
-    if routers and plan.order_of(table.name).kind == "profile" and plan.hot_ids[table.name].size:
-        order = RankOrder.of(plan.hot_ids[table.name], table.rows, device)
+    listed = listed_ids(plan, table.name)
+    if routers and listed.size:
+        order = RankOrder.of(listed, table.rows, device)
     return TableRoutes(table, tuple(mapped), order)
 
 
