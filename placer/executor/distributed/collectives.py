@@ -101,7 +101,8 @@ class Communicator:
         # NCCL works on the GPU's memory, gloo on the host's.
         self._wire = device if backend == "nccl" else torch.device("cpu")
         self._device = device
-        self.timeout: timedelta = _timeout(group, self._wire)
+        # New groups do not inherit their parent's timeout.
+        self.timeout: timedelta = group._get_backend(self._wire).options._timeout
         self.group: dist.ProcessGroup = dist.new_group(
             members,
             timeout=self.timeout,
@@ -218,13 +219,6 @@ class Communicator:
             raise rank_lost(self.rank, self._members, doing, error, within) from error
 
 
-def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:
-    """Return the timeout of a group; new groups do not inherit it."""
-    options = group._get_backend(device).options
-    timeout: timedelta = options._timeout
-    return timeout
-
-
 _LARGEST_EXPONENT = 15
 """Scale numbers to below 2¹⁵ before sending, as float16 ends just below 2¹⁶."""
 
@@ -305,29 +299,22 @@ def rank_lost(
     """Return the error for ranks that no longer answer. It names the failure and the lost ranks.
 
     `doing` names the failed action as the subject of a sentence, and `within` says how long this
-    rank waited for the others; see `lost_ranks`.
+    rank waited for the others; see `lost_ranks`. The source location and the advice in the message
+    of `error` are left out.
 
-    >>> failed = RuntimeError("[/src/pair.cc:53] Connection closed")
+    >>> failed = RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by")
     >>> print(rank_lost(0, [0, 1], "exchanging ids", failed))  # doctest: +ELLIPSIS
     rank 0 of 2: exchanging ids failed: Connection closed. Rank 1 died, or did not come in time, ...
     """
     lost = lost_ranks(rank, members)
+    said = str(error).partition("\n")[0].partition(". This is typically")[0]
+    reason = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", said) or type(error).__name__
     who = f"Rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost else "Another rank"
     return BackendError(
-        f"rank {rank} of {len(members)}: {doing} failed: {reason_of(error)}. {who} died, or did "
+        f"rank {rank} of {len(members)}: {doing} failed: {reason}. {who} died, or did "
         f"not come {within}, or ended earlier: are the loaders equally long? Do all ranks evaluate "
         "and save? See the output of all ranks, and start again from the last checkpoint"
     )
-
-
-def reason_of(error: Exception) -> str:
-    """Return the message of a failed collective without its source location and advice.
-
-    >>> reason_of(RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by"))
-    'Connection closed'
-    """
-    first = str(error).partition("\n")[0].partition(". This is typically")[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first) or type(error).__name__
 
 
 def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> None:
