@@ -17,7 +17,7 @@ from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange, InputsAhead, SentBatch
 from placer.executor.distributed.row_sums import RowTotals
-from placer.executor.distributed.serving import Serve, Served, combine
+from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.table_ranks import (
     Command,
     TableRanks,
@@ -279,7 +279,7 @@ class ShardedEmbeddings(Embeddings):
         flat = Serve.apply(  # type: ignore[no-untyped-call]
             anchor, step.bags.weights, step, self._served, training
         )
-        return combine(flat, step, self._served.channels, self._served.survey)
+        return self._served.combine(flat, step)
 
     def hit_rates(self) -> HitRates | None:
         """See `Embeddings.hit_rates`. Updates of replicated rows count as lookups, too."""
