@@ -161,7 +161,10 @@ class InputExchange:
                 scales = torch.ones(batch.ids.numel(), dtype=torch.float32, device=self.device)
             scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
             weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
-        positions = [own.positions(self.device) for own in lookups] if wanted else []
+        positions = []
+        if wanted:
+            all_positions = torch.arange(batch.ids.numel(), device=self.device)
+            positions = [own.select(all_positions) for own in lookups]
         unit_step = partial(self._unit_step, samples, lengths, rows, weights, bags, counts, wanted)
         sent_rows = tuple(
             size if channel.pooled else own.rows.numel()
@@ -230,12 +233,6 @@ class _ChannelLookups:
         """Return the values of these lookups from values of all lookups of the batch."""
         own = values[self.start : self.stop]
         return own if self.order is None else own.index_select(0, self.order)
-
-    def positions(self, device: torch.device) -> Tensor:
-        """Return the positions of these lookups in the batch."""
-        if self.order is None:
-            return torch.arange(self.start, self.stop, device=device)
-        return self.order + self.start
 
 
 def _spread(
