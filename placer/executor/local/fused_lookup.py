@@ -16,10 +16,8 @@ from placer.executor.backends.torch_kernels import SliceReads
 from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
-from placer.executor.memory.layout import Layout
 from placer.executor.optimizers import Rule
 from placer.executor.streams import phase
-from placer.plan.plan import Plan
 
 if TYPE_CHECKING:
     from placer.executor.distributed.row_sums import RowTotals
@@ -101,27 +99,6 @@ class Runtime:
         """Return an arena's optimizer with its current constants."""
         optimizer = arena.spec.key.optimizer
         return Rule(optimizer, self.lr, self.eps, self.updates, *self.betas, self.stochastic)
-
-    def memory_use(self, plan: Plan, layout: Layout) -> dict[tuple[str, str], int]:
-        """Return bytes by (device id, purpose); see `Embeddings.memory_use`."""
-        held: dict[tuple[str, str], int] = defaultdict(int)
-        for arena in self.arenas:
-            for part in arena.spec.ranges:
-                size = (part.stop - part.start) * arena.home_bytes(part.dtype)
-                held[part.home, part.memory] += size
-            if arena.row_cache is None:
-                continue
-            for shard in arena.spec.cache_ranges:
-                entries = shard.staging_rows + shard.cache_rows
-                size = arena.row_cache.directory.nbytes * entries
-                share = size // max(arena.row_cache.entries, 1)
-                held[shard.device, "pool"] += entries * arena.row_bytes + share
-        for name, column_slices in layout.column_slices.items():
-            maps = [columns.slots for columns in column_slices if columns.slots is not None]
-            if size := sum(slots.nbytes for slots in maps):
-                server = plan.shards_by_table[name][0].devices[0]
-                held[server, "row_maps"] += size
-        return dict(held)
 
 
 class FusedLookup(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """The module that trains embedding tables where a plan places them."""
 
 import copy
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
@@ -322,7 +322,24 @@ class PlacedEmbeddings(Embeddings):
                 arena.row_cache.reset_stats()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
-        return self._runtime.memory_use(self.plan, self._layout)
+        held: dict[tuple[str, str], int] = defaultdict(int)
+        for arena in self._runtime.arenas:
+            for part in arena.spec.ranges:
+                size = (part.stop - part.start) * arena.home_bytes(part.dtype)
+                held[part.home, part.memory] += size
+            if arena.row_cache is None:
+                continue
+            for shard in arena.spec.cache_ranges:
+                entries = shard.staging_rows + shard.cache_rows
+                size = arena.row_cache.directory.nbytes * entries
+                share = size // max(arena.row_cache.entries, 1)
+                held[shard.device, "pool"] += entries * arena.row_bytes + share
+        for name, column_slices in self._layout.column_slices.items():
+            maps = [columns.slots for columns in column_slices if columns.slots is not None]
+            if size := sum(slots.nbytes for slots in maps):
+                server = self.plan.shards_by_table[name][0].devices[0]
+                held[server, "row_maps"] += size
+        return dict(held)
 
     def extra_repr(self) -> str:
         """Return the text that `print(model)` shows in parentheses."""
