@@ -331,6 +331,11 @@ class ShardedBatch:
     number: "NumberedBatch | None" = None  # The batch's number for servers.
 
 
+def concatenated(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Concatenate vectors to one of this dtype, empty without vectors."""
+    return torch.cat([*parts]).to(dtype) if parts else torch.empty(0, dtype=dtype, device=device)
+
+
 def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> Tensor:
     """Return ``starts[i]..starts[i] + sizes[i]`` for every i, concatenated; int32.
 

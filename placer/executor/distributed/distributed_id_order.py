@@ -82,7 +82,9 @@ class DistributedIdOrder(IdOrder):
         # One all-to-all sends the requested bytes only. The senders follow from the plan, so no
         # process sends requests. Rows of this process stay out of the all-to-all.
         said = [
-            (self._number_of(one.tensor), one.start, one.stop) if one else (-1, 0, 0)
+            (self._numbers[one.tensor.table.name, one.tensor.name], one.start, one.stop)
+            if one
+            else (-1, 0, 0)
             for one in requests
         ]
         self._ranks.tell(Command.FETCH, then=[torch.tensor(said)])
@@ -180,9 +182,6 @@ class DistributedIdOrder(IdOrder):
     def _is_written(self, target: Target) -> bool:
         """Return whether this process writes the target, here or on its servers."""
         return self._is_held(target) or not set(target.holders).isdisjoint(self._ranks.followers)
-
-    def _number_of(self, tensor: TableTensor) -> int:
-        return self._numbers[tensor.table.name, tensor.name]
 
     def _write_target(self, target: Target, name: str, rows: Tensor, values: Tensor) -> None:
         """Overwrite rows on this process, and on the servers that follow it."""

@@ -19,6 +19,7 @@ from placer.executor.distributed.channels import (
     Survey,
     UnitStep,
     channels_of,
+    concatenated,
 )
 from placer.executor.distributed.collectives import Communicator, exchange_as
 from placer.executor.distributed.row_sums import ReplicaUpdates, RowTotals, all_reduce_rows
@@ -104,9 +105,7 @@ class Served:
             for output, rows in zip(outputs, step.served_rows.T, strict=True)
         ]
         parts = [part.reshape(-1) for by_rank in zip(*pieces, strict=True) for part in by_rank]
-        return (
-            torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device=self.device)
-        )
+        return concatenated(parts, torch.float32, self.device)
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[Tensor]:
         """Split a vector of gradients, ordered by rank, into those of `channels.served`."""
