@@ -49,12 +49,8 @@ class ShardedEmbeddings(Embeddings):
     process whose batch joins the batches of all ranks, in their order.
 
     All ranks must run forward and backward equally often. Their batches may differ in size, or be
-    empty. Collectives run in a separate process group, and those of batches sent ahead in another.
-
-    GPU i of the plan's N GPUs is on rank ``i · world // N``, in the order of the topology. Replicas
-    on one rank share one copy. Rows in DRAM are in the memory of the rank's host. If hosts without
-    a GPU serve shards, start one rank for each GPU and then one for each of these hosts, which
-    calls `serve_tables` instead.
+    empty. docs/distributed.md says which rank holds which shards; ranks of hosts without a GPU call
+    `serve_tables` instead.
 
     Raises PlanMismatchError if the plan is unsound or differs between ranks, the number of ranks
     does not fit its servers, or `weights` do not fit. Raises CapacityError if the plan places more
@@ -262,8 +258,7 @@ class ShardedEmbeddings(Embeddings):
     def forward(self, batch: BagBatch | ShardedBatch) -> dict[str, Tensor]:
         """Return pooled rows of this rank's samples by feature; see `PlacedEmbeddings.forward`.
 
-        Raises DataError on every rank, if one of them has a bad batch. Raises BackendError if a
-        rank is lost.
+        Raises the errors of `prefetch`.
         """
         training = torch.is_grad_enabled()
         if not isinstance(batch, ShardedBatch):

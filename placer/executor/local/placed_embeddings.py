@@ -55,10 +55,7 @@ class PlacedEmbeddings(Embeddings):
     them. Without grad mode nothing is updated. Run backward only once for each forward pass.
 
     One device emulates all devices of the plan, and holds only one copy of replicated rows. The
-    plan's capacity limits still apply. Backends ``numba`` and ``torch`` keep all rows in host
-    memory and read every row in place, for any lookup kind. ``triton`` and ``tiered`` keep the
-    tiers apart and read rows as the plan says. With `prefetch`, they copy staged rows before the
-    step. ``auto`` takes the fastest backend.
+    plan's capacity limits still apply.
 
     Raises PlanMismatchError if the plan is unsound, or if `weights` has unknown tables or wrong
     shapes. Raises CapacityError if the plan places more bytes on a device than it has, and
@@ -82,6 +79,8 @@ class PlacedEmbeddings(Embeddings):
     padding_idx : mapping of feature name to id, or None
         Lookups of this id are dropped: they add nothing, do not count in a mean and get no
         gradient. The id may lie outside the table, such as −1.
+    backend : {"auto", "numba", "torch", "triton", "tiered"}
+        The kernels that read and update rows; see docs/executor.md. ``auto`` takes the fastest.
     cache_policy : {"lfu", "rank"}
         Which rows a row cache evicts: the least often looked up recently, or the last ones in
         the plan's row order.
@@ -233,11 +232,10 @@ class PlacedEmbeddings(Embeddings):
         """Find a batch's rows and start to copy them to HBM, before its forward pass.
 
         Call this with the next batch before the forward pass of the current batch, as
-        `placer.executor.look_ahead` does. Then the copies run beside the current step on a GPU.
-        Results are equal to the bit with and without it. The batch's step is open until its
-        backward pass ends, and rows that an open step reads stay at their places. The plan has
-        staging rows for one batch ahead; with more batches, some rows may be read in place.
-        The batch may be on the device or on the host. Pin it to copy it without waiting.
+        `placer.executor.look_ahead` does; docs/executor.md says what runs beside the current step
+        then. Results are equal to the bit with and without it. The plan has staging rows for one
+        batch ahead; with more batches, some rows may be read in place. The batch may be on the
+        device or on the host. Pin it to copy it without waiting.
 
         Raises DataError if an id is no row of its table, or if the batch has other features. On a
         GPU a later call reports bad ids; until then they are skipped.

@@ -80,8 +80,6 @@ class TritonBackend(TritonStaging):
     GPU, rows in host memory must be pinned or registered with CUDA.
 
     Raises BackendError if the device is the CPU and the interpreter is off.
-
-    `device`, `policy`, `host`: see `Backend`.
     """
 
     def key_maps(
