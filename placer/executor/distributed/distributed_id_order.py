@@ -1,7 +1,6 @@
 """Read and write tables by id if many processes hold their parts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -119,15 +118,25 @@ class DistributedIdOrder(IdOrder):
                 result[places, slice(*target.cols)] = values.view(-1, target.width)
         return result
 
-    def held(
-        self, block: IdRange
-    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
-        table, name = block.tensor.table, block.tensor.name
-        for target, places, rows in self._parts(table, block.ids, self._is_written):
-            yield places, target.cols, partial(self._write_target, target, name, rows)
+    def holds(self, block: IdRange) -> bool:
+        parts = self._parts(block.tensor.table, block.ids, self._is_written)
+        return any(places.numel() for _, places, _ in parts)
+
+    def write(self, block: IdRange, values: Tensor) -> None:
+        self._write(block.tensor.table, block.tensor.name, block.ids, values, self._is_written)
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        for target, places, rows in self._parts(table, ids, self._is_held):
+        self._write(table, name, ids, values, self._is_held)
+
+    def _write(
+        self,
+        table: Table,
+        name: str,
+        ids: Tensor,
+        values: Tensor,
+        is_wanted: Callable[[Target], bool],
+    ) -> None:
+        for target, places, rows in self._parts(table, ids, is_wanted):
             own = values[places]
             if values.dim() > 1:
                 own = own[:, slice(*target.cols)]
