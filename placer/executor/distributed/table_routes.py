@@ -364,9 +364,8 @@ class ShardedKeys(GrowingKeys):
 
     def live(self, table: str) -> tuple[Tensor, Tensor]:
         self.wait()
-        keys, rows = (self._joined(values) for values in super().live(table))
-        order = rows.argsort()
-        return keys[order], rows[order]
+        keys, rows = map(self._joined, super().live(table))
+        return keys, rows
 
     def state(self) -> dict[str, Tensor]:
         self.wait()
