@@ -299,28 +299,18 @@ class ShardedKeys(GrowingKeys):
         keys = comm.exchange("keys", ids[here], sizes, received).cpu().numpy()
         read = np.tile(np.arange(tables), world).repeat(came.reshape(-1))
         open_steps = None if open_before is None else max(OPEN_OVER_RANKS, open_before)
-        rows, begun = self._mapped(keys, read, open_steps, theirs.sum(0).tolist())
+        rows, begun = np.empty(keys.size, np.int32), dict[str, StepRows]()
+        for number, (name, own) in enumerate(self.maps.items()):
+            of_table = read == number
+            if open_steps is None:
+                rows[of_table] = own.find(keys[of_table])
+            else:
+                begun[name] = own.read(keys[of_table], open_steps, int(theirs[:, number].sum()))
+                rows[of_table] = begun[name].rows
         ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
         if open_before is not None:
             self._send_changes(begun, routes, batch.ids.device, comm)
         return replace(batch, ids=ids.to(batch.ids.device))
-
-    def _mapped(
-        self, keys: Int, table_of: Int, open_steps: int | None, digests: Sequence[int]
-    ) -> tuple[npt.NDArray[np.int32], dict[str, StepRows]]:
-        """Return the rows of keys, given the number of each key's table; and each table's step.
-
-        `digests` are those of each table's keys on all ranks.
-        """
-        rows, steps = np.empty(keys.size, np.int32), {}
-        for number, (name, own) in enumerate(self.maps.items()):
-            here = table_of == number
-            if open_steps is None:
-                rows[here] = own.find(keys[here])
-            else:
-                steps[name] = own.read(keys[here], open_steps, digests[number])
-                rows[here] = steps[name].rows
-        return rows, steps
 
     def _send_changes(
         self,
