@@ -265,11 +265,11 @@ def _messages(wire: Tensor, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tens
     return zip(each[::2], each[1::2], strict=True)
 
 
-def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> list[int]:
+def lost_ranks(rank: int, members: Sequence[int]) -> list[int]:
     """Return the ranks of a group that are lost, as far as known; empty if unknown.
 
     Every rank with a broken exchange calls this. It writes an entry to the store of the default
-    group, and waits until only one other rank has no entry. After `wait_s`, it returns all ranks
+    group, and waits until only one other rank has no entry. After `_WAIT_S`, it returns all ranks
     without an entry; some of them may still wait in another exchange. With only two ranks, the
     other rank is lost. In a group of two among more ranks, the other rank may have left because
     a rank outside of the group is lost.
@@ -287,9 +287,9 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> li
         return others
     found: list[int] = []
     # The lost process may have held the store: a request to it might never return.
-    asking = threading.Thread(target=_ask, args=(rank, members, wait_s, found), daemon=True)
+    asking = threading.Thread(target=_ask, args=(rank, members, found), daemon=True)
     asking.start()
-    asking.join(wait_s + 1)
+    asking.join(_WAIT_S + 1)
     return list(found) or (others if is_sure else [])
 
 
@@ -317,7 +317,7 @@ def rank_lost(
     )
 
 
-def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> None:
+def _ask(rank: int, members: Sequence[int], found: list[int]) -> None:
     """Write this rank's entry, and put the indices of ranks without one into `found`."""
     try:
         store = dist.distributed_c10d._get_default_store()
@@ -325,7 +325,7 @@ def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> 
         silent = [place for place in range(len(members)) if place != rank]
         outside = [one for one in range(dist.get_world_size()) if one not in members]
         lost_anyway = 1 if len(members) > 2 else 0
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + _WAIT_S
         while len(silent) > lost_anyway and time.monotonic() < until:
             silent = [p for p in silent if not store.check([_KEY + str(members[p])])]
             time.sleep(_POLL_S)

@@ -339,9 +339,8 @@ class ShardedEmbeddings(Embeddings):
 
     @property
     def _comms(self) -> tuple[Communicator, ...]:
-        ranks, ahead = self._ranks, self._inputs.comm
-        own = (ranks.comm,) if ranks.trainers is ranks.comm else (ranks.comm, ranks.trainers)
-        return own if ahead is None else (*own, ahead)
+        held = self._ranks.comm, self._ranks.trainers, self._inputs.comm
+        return tuple(dict.fromkeys(comm for comm in held if comm is not None))
 
 
 def make_embeddings(
