@@ -243,7 +243,9 @@ class Embeddings(nn.Module, ABC):
 
         Rows ascend. All processes must call this, and each gets all keys.
         """
-        return self.keys.live(table)
+        keys, rows = self.keys.live(table)
+        order = rows.argsort()
+        return keys[order], rows[order]
 
     def optimizer_state_dict(self) -> dict[str, Tensor]:
         """Return optimizer state by ``<table>.<name>``, in id order under any plan.

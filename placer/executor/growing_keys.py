@@ -83,13 +83,19 @@ class GrowingKeys:
         if not self.maps:
             return batch
         ids = batch.ids.cpu().to(torch.int64, copy=True)
+        again: dict[str, tuple[Tensor, Int]] = {}
         for name, span in self.spans(batch, features).items():
             keys = ids[span].numpy()
             if open_before is None:
-                rows = self.maps[name].find(keys)
-            else:
-                rows = self._read(name, keys, open_before, id_order)
-            ids[span] = torch.from_numpy(rows)
+                ids[span] = torch.from_numpy(self.maps[name].find(keys))
+                continue
+            # At least one step counts as open, so results are equal with and without look-ahead.
+            step = self.maps[name].read(keys, max(1, open_before))
+            if step.reused.size:
+                again[name] = torch.from_numpy(step.reused.copy()), step.new_keys
+            ids[span] = torch.from_numpy(step.rows)
+        if again:
+            self._begin_again(again, id_order())
         return replace(batch, ids=ids.to(batch.ids.device))
 
     def spans(self, batch: BagBatch, features: tuple[FeatureRead, ...]) -> dict[str, slice]:
@@ -144,14 +150,6 @@ class GrowingKeys:
         self._open: WeakSet[KeyStep] = WeakSet()
         self._ahead: set[int] = set()
 
-    def _read(self, name: str, keys: Int, open_before: int, id_order: Callable[[], IdOrder]) -> Int:
-        # At least one step counts as open, so that results are equal with and without look-ahead.
-        step = self.maps[name].read(keys, max(1, open_before))
-        if step.reused.size:
-            rows = torch.from_numpy(step.reused.copy())
-            self._begin_again({name: (rows, step.new_keys)}, id_order())
-        return step.rows
-
     def _begin_again(self, again: Mapping[str, tuple[Tensor, Int]], order: IdOrder) -> None:
         """Draw new weights for the rows of these keys, and set their optimizer state to zero."""
         weights = {}
@@ -168,10 +166,9 @@ class GrowingKeys:
         return {name: keys.counts for name, keys in self.maps.items()}
 
     def live(self, table: str) -> tuple[Tensor, Tensor]:
-        """Return the keys of a table that have rows, and these rows, ascending."""
-        keys, rows = (torch.from_numpy(values) for values in self.maps[table].live())
-        order = rows.argsort()
-        return keys[order], rows[order]
+        """Return the keys of a table that have rows, and these rows."""
+        keys, rows = map(torch.from_numpy, self.maps[table].live())
+        return keys, rows
 
     def state(self) -> dict[str, Tensor]:
         """Return the state of all key maps, by ``<table>.keys.<name>``: int64 tensors."""

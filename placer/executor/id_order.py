@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -146,23 +146,12 @@ class IdOrder(ABC):
         """
 
     @abstractmethod
-    def held(
-        self, block: IdRange
-    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
-        """Yield this process's parts of a block: places, columns, and a function that writes rows.
-
-        Places are positions in the block, ascending.
-        """
-
     def holds(self, block: IdRange) -> bool:
         """Return whether this process holds any of these rows."""
-        return any(places.numel() for places, *_ in self.held(block))
 
+    @abstractmethod
     def write(self, block: IdRange, values: Tensor) -> None:
         """Overwrite this process's part of a block from the block's whole values."""
-        for places, cols, write in self.held(block):
-            own = values[places]
-            write(own if block.tensor.is_per_row else own[:, slice(*cols)])
 
     @abstractmethod
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
@@ -271,15 +260,11 @@ class LocalIdOrder(IdOrder):
             return None
         return self.read_rows(block.tensor.table, block.tensor.name, block.ids)
 
-    def held(
-        self, block: IdRange
-    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
-        places = torch.arange(block.stop - block.start)
-        yield places, (0, block.tensor.table.dim), partial(self.write, block)
+    def holds(self, block: IdRange) -> bool:
+        return block.stop > block.start
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        if block.stop > block.start:
-            self.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
+        self.write_rows(block.tensor.table, block.tensor.name, block.ids, values)
 
     def update_count(self) -> int:
         return int(self._updates)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +13,6 @@ from placer.tables import OPTIMIZER_STATE, OptimizerName, Table
 UPDATES = "updates"
 """Key of the number of updates. Adam corrects its averages with it, and stochastic rounding draws
 its random numbers from it."""
-
-
-class Described(Protocol):
-    """A tensor in memory, or the description of a tensor in a file."""
-
-    @property
-    def shape(self) -> Sequence[int]:
-        """The tensor's shape."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The tensor's dtype."""
-        ...
 
 
 def tensor_shape(table: Table, name: str, optimizer: OptimizerName) -> tuple[int, ...]:
@@ -52,11 +38,14 @@ def state_shapes(
 
 def check_shapes(
     what: str,
-    held: Mapping[str, Described],
+    held: Mapping[str, Any],
     shapes: Mapping[str, tuple[int, ...]],
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({}),
 ) -> None:
-    """Raise CheckpointError if tensors are missing, unknown, or of another shape or dtype."""
+    """Raise CheckpointError if tensors are missing, unknown, or of another shape or dtype.
+
+    `held`: tensors in memory, or descriptions of tensors in a file, with shape and dtype.
+    """
     faults = [f"{key} is missing" for key in shapes if key not in held]
     faults += [f"{key} is of no table of the plan" for key in held if key not in shapes]
     faults += [

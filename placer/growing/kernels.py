@@ -43,8 +43,8 @@ RECORD = np.dtype(
     ADMITTED,
     EVICTED,
     EXPIRED,
-) = range(13)
-PLACES = 13
+    PLACES,  # Their number.
+) = range(14)
 
 WINDOW = 16
 """Number of rows of which one is taken back: 256 bytes, four cache lines."""
@@ -57,19 +57,15 @@ BLOCK = 128
 
 @intrinsic
 def prefetch(_context, array, index):
-    """Load an element of an array into the cache, without waiting for it.
-
-    `index` is a number, or a tuple of one for each dimension.
-    """
+    """Load an element of an array, at a tuple of indices, into the cache without waiting for it."""
 
     def generate(context, builder, signature, arguments):
         kind, place = signature.args
         held = context.make_array(kind)(context, builder, arguments[0])
-        is_tuple = isinstance(place, types.BaseTuple)
-        parts = cgutils.unpack_tuple(builder, arguments[1]) if is_tuple else arguments[1:]
+        parts = cgutils.unpack_tuple(builder, arguments[1])
         index = [
             context.cast(builder, part, part_type, types.intp)
-            for part, part_type in zip(parts, place if is_tuple else [place], strict=True)
+            for part, part_type in zip(parts, place, strict=True)
         ]
         pointer = cgutils.get_item_pointer(context, builder, kind, held, index, wraparound=False)
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -138,7 +134,7 @@ def _row_of(slots, rows, mask, key):
 def _guess(keys, out, slots, rows, mask):
     """Guess the row of each key by the first slot with its hash bits. It is nearly always right."""
     for j in range(keys.size):
-        prefetch(slots, _home(keys[j], slots.size))
+        prefetch(slots, (_home(keys[j], slots.size),))
     for j in range(keys.size):
         at, tag = _home(keys[j], slots.size), _tag(keys[j], mask)
         while slots[at] != 0 and slots[at] & ~mask != tag:
@@ -146,7 +142,7 @@ def _guess(keys, out, slots, rows, mask):
             if at == slots.size:
                 at = 0
         out[j] = slots[at] & mask
-        prefetch(rows, out[j])
+        prefetch(rows, (out[j],))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -1,12 +1,12 @@
 """Measure working sets: distinct ids of a log in windows, and hit rates with fewer rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from placer.data.log import Chunk, Log, slice_chunk
+from placer.data.log import Log, slice_chunk
 from placer.errors import DataError
 from placer.growing.key_map import KeyMap
 from placer.growing.options import Eviction, Growing, Int
@@ -76,44 +76,35 @@ def working_sets(
     if window < 1:
         raise DataError(f"a window has at least one sample, not {window}")
     tables = {}
+    by_default = capacities is None and "lfu" in evictions
     for name, rows in log.tables.items():
         sizes = _shares_of(rows, SHARES) if capacities is None else capacities.get(name, ())
         wanted = [Growing(size, eviction=eviction) for eviction in evictions for size in sizes]
-        if capacities is None and "lfu" in evictions:
+        if by_default:
             wanted += [Growing(size) for size in _shares_of(rows, BETWEEN)]
         tables[name] = _TableCounter(rows, [KeyMap(how) for how in wanted])
-    samples = 0
     if batch_size is None:
         batch_size = min(8192, -(-window // 10))
-    for chunk in _steps(log, window, batch_size):
-        if samples == window:
-            samples = 0
-            for table in tables.values():
-                table.end_window()
-        samples += chunk.samples
-        ids: dict[str, list[Int]] = {name: [] for name in tables}
-        for feature, bags in chunk.features.items():
-            ids[log.feature_tables[feature]].append(bags.ids)
-        for name, parts in ids.items():
-            if parts:
-                tables[name].add(np.concatenate(parts))
-    by_default = capacities is None and "lfu" in evictions
-    return {
-        name: table.working_set(by_default, ends_whole=samples >= window)
-        for name, table in tables.items()
-    }
-
-
-def _steps(log: Log, window: int, batch_size: int) -> Iterator[Chunk]:
-    """Yield the steps of a log. Divide a step that would reach into the next window."""
-    left = window
+    left = window  # Samples until the window ends.
     for chunk in log.chunks(batch_size):
         start = 0
         while start < chunk.samples:
+            if not left:
+                left = window
+                for table in tables.values():
+                    table.end_window()
+            # A step does not reach into the next window.
             stop = min(start + left, chunk.samples)
-            yield slice_chunk(chunk, start, stop)
-            left = left - (stop - start) or window
-            start = stop
+            ids: dict[str, list[Int]] = {name: [] for name in tables}
+            for feature, bags in slice_chunk(chunk, start, stop).features.items():
+                ids[log.feature_tables[feature]].append(bags.ids)
+            for name, parts in ids.items():
+                if parts:
+                    tables[name].add(np.concatenate(parts))
+            left, start = left - (stop - start), stop
+    return {
+        name: table.working_set(by_default, ends_whole=not left) for name, table in tables.items()
+    }
 
 
 def _shares_of(rows: int, shares: Sequence[float]) -> list[int]:

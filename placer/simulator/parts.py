@@ -21,13 +21,7 @@ from placer.executor.distributed.channels import (
     local_plan,
     shards_by_holders,
 )
-from placer.executor.distributed.division import (
-    RowSlice,
-    Target,
-    divide,
-    ranks_of_devices,
-    servers_of,
-)
+from placer.executor.distributed.division import Target, divide, ranks_of_devices, servers_of
 from placer.executor.distributed.table_routes import TableRoutes, table_routes
 from placer.executor.memory.layout import (
     ArenaKey,
@@ -147,7 +141,7 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
         sources = tuple(s for s in range(world) if targets[0].holder_for(s) == process)
         module = Module(process, holders, sources)
         if world == 1:  # One process holds the whole plan.
-            origins = [(n, RowSlice(*shard.rows)) for n, shard in enumerate(plan.shards)]
+            origins = [(n, range(*shard.rows)) for n, shard in enumerate(plan.shards)]
             builder.add(module, LocalPlan(plan, tuple(origins)))
             continue
         own_gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == process]

@@ -11,7 +11,6 @@ import torch
 
 from placer.data.log import Bags
 from placer.errors import DataError
-from placer.executor.distributed.division import RowSlice
 from placer.executor.distributed.table_routes import Router
 from placer.plan.plan import Ranks
 from placer.simulator.counts import Int
@@ -49,7 +48,7 @@ class Slices:
         self._ends = [end for start, stop, _ in slices for end in (start, stop)]
         self._router = None
         if any(step > 1 for _, _, step in slices):
-            parts = [(RowSlice(*part), 0, 0) for part in slices]
+            parts = [(range(*part), 0, 0) for part in slices]
             self._router = Router.of(rows, parts, torch.device("cpu"))
 
     def select(self, ascending: npt.NDArray[np.integer]) -> list[Selector]:

@@ -324,10 +324,11 @@ def held_cells(rank: int, world: int, optimizer: str) -> list[tuple[str, str, li
     for tensor in order.tensors():
         table, name, half = tensor.table.name, tensor.name, tensor.table.rows // 2
         for start, stop in ((0, half), (half, tensor.table.rows)):
-            for places, cols, write in order.held(IdRange(tensor, start, stop)):
-                ids, values = start + places, before[f"{table}.{name}"][start + places]
-                write((values if tensor.is_per_row else values[:, slice(*cols)]) * 2)
-                held.append((table, name, ids.tolist(), (0, 1) if tensor.is_per_row else cols))
+            block = IdRange(tensor, start, stop)
+            order.write(block, before[f"{table}.{name}"][start:stop] * 2)
+            for target, places, _ in order._parts(tensor.table, block.ids, order._is_written):
+                cols = (0, 1) if tensor.is_per_row else target.cols
+                held.append((table, name, (start + places).tolist(), cols))
     after = {**model.state_dict(), **model.optimizer_state_dict()}
     for key in before.keys() - {"updates"}:
         assert torch.equal(after[key], before[key] * 2)

@@ -24,7 +24,7 @@ from placer.executor.distributed.collectives import Kind
 from placer.executor.distributed.division import Target
 from placer.executor.distributed.input_exchange import InputExchange
 from placer.executor.distributed.row_sums import RowTotals
-from placer.executor.distributed.serving import Serve, Served, combine
+from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.table_routes import ShardedKeys
 from placer.executor.lookups.batch_reads import FeatureRead, feature_reads
 from placer.plan.plan import Plan, Ranks
@@ -348,7 +348,7 @@ class World:
         asked = inputs(batch, True, None)
         anchor = torch.zeros((), requires_grad=True)
         flat = Serve.apply(anchor, None, asked, served, True)
-        outputs = combine(flat, asked, served.channels, survey)
+        outputs = served.combine(flat, asked)
         torch.autograd.backward(
             list(outputs.values()),
             [

@@ -20,13 +20,15 @@ from placer.executor.distributed.channels import (
     local_plan,
 )
 from placer.executor.distributed.division import (
-    RowSlice,
     Target,
     divide,
     holders_of,
     joined,
+    meet,
+    positions,
     ranks_of_devices,
     refined,
+    trimmed,
 )
 from placer.executor.distributed.table_routes import TableRoutes, table_routes
 from placer.executor.lookups.batch_reads import feature_reads
@@ -35,50 +37,50 @@ from placer.plan.verify import violations
 from placer.tables import OPTIMIZERS
 
 HOST = torch.device("cpu")
-slices = st.builds(RowSlice, st.integers(0, 30), st.integers(0, 60), st.integers(1, 12))
+slices = st.builds(range, st.integers(0, 30), st.integers(0, 60), st.integers(1, 12))
 
 
 @given(slices, slices)
-def test_slices_meet_where_their_rows_do(one: RowSlice, other: RowSlice) -> None:
-    met = one.meet(other)
-    expected = sorted(set(one.members) & set(other.members))
-    assert (list(met.members) if met else []) == expected
-    if met is not None:
-        for same in (met, met.trimmed()):  # Whatever the step of a single row.
-            assert [one.members[i] for i in one.local(same).members] == expected
+def test_slices_meet_where_their_rows_do(one: range, other: range) -> None:
+    met = meet(one, other)
+    expected = sorted(set(one) & set(other))
+    assert list(met) == expected
+    if met:
+        for same in (met, trimmed(met)):  # Whatever the step of a single row.
+            assert [one[i] for i in positions(one, same)] == expected
 
 
 @st.composite
-def partitions(draw: st.DrawFn) -> list[RowSlice]:
+def partitions(draw: st.DrawFn) -> list[range]:
     """Slices that have each of 40 rows once: cut into ranges, each dealt out in strides."""
     ends = sorted({0, 40, *draw(st.lists(st.integers(1, 39), max_size=3))})
     parts = []
     for low, high in itertools.pairwise(ends):
         step = draw(st.integers(1, 5))
-        parts += [RowSlice(low + i, high, step) for i in range(step)]
+        parts += [range(low + i, high, step) for i in range(step)]
     return draw(st.permutations(parts))
 
 
 @given(partitions())
-def test_joined_slices_have_the_same_rows(parts: list[RowSlice]) -> None:
+def test_joined_slices_have_the_same_rows(parts: list[range]) -> None:
     found = joined(parts)
-    assert sorted(row for part in found for row in part.members) == list(range(40))
+    assert sorted(row for part in found for row in part) == list(range(40))
     assert len(found) <= len(parts)
     assert joined(found) == found
 
 
 def test_a_split_that_one_rank_holds_is_one_slice() -> None:
-    assert joined([RowSlice(7, 40), RowSlice(0, 7)]) == (RowSlice(0, 40),)
-    strided = [RowSlice(1, 9, 4), RowSlice(9, 40, 4), RowSlice(0, 40, 4)]
-    assert joined(strided) == (RowSlice(0, 37, 4), RowSlice(1, 38, 4))
+    assert joined([range(7, 40), range(0, 7)]) == (range(0, 40),)
+    strided = [range(1, 9, 4), range(9, 40, 4), range(0, 40, 4)]
+    assert joined(strided) == (range(0, 37, 4), range(1, 38, 4))
 
 
 @given(partitions(), partitions())
-def test_refined_slices_lie_in_one_of_each(one: list[RowSlice], other: list[RowSlice]) -> None:
+def test_refined_slices_lie_in_one_of_each(one: list[range], other: list[range]) -> None:
     atoms = refined([tuple(one), tuple(other)])
-    assert sorted(row for atom in atoms for row in atom.members) == list(range(40))
+    assert sorted(row for atom in atoms for row in atom) == list(range(40))
     for atom, cut in itertools.product(atoms, (one, other)):
-        assert any(set(atom.members) <= set(part.members) for part in cut)
+        assert any(set(atom) <= set(part) for part in cut)
 
 
 def division(plan: Plan, world: int) -> tuple[list[Target], dict[str, TableRoutes]]:

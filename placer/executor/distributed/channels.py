@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from placer.executor.distributed.division import (
-    RowSlice,
     Target,
     divide,
     holders_of,
+    meet,
+    positions,
     ranks_of_devices,
     servers_of,
 )
@@ -41,7 +42,7 @@ class LocalPlan:
 
     plan: Plan
     # For each local shard: the index of its shard in the whole plan, and its rows there.
-    origins: tuple[tuple[int, RowSlice], ...]
+    origins: tuple[tuple[int, range], ...]
 
 
 HeldShards = Mapping[tuple[str, tuple[int, ...]], Sequence[tuple[int, Shard]]]
@@ -70,7 +71,7 @@ def local_plan(
     order. `features` has the features that read each target, by its name.
     """
     tables: list[Table] = []
-    local: list[tuple[Shard, tuple[int, RowSlice]]] = []
+    local: list[tuple[Shard, tuple[int, range]]] = []
     orders, hot_ids = {}, {}
     for target in targets:
         whole, read_by = target.table, tuple(features.get(target.name, ()))
@@ -91,25 +92,25 @@ def local_plan(
     return LocalPlan(own, tuple(origin for _, origin in local))
 
 
-def _within(shard: Shard, target: Target) -> Iterator[tuple[Shard, RowSlice]]:
+def _within(shard: Shard, target: Target) -> Iterator[tuple[Shard, range]]:
     """Yield a shard's parts in a target, numbered by the target; and their original rows."""
     first, last = max(shard.cols[0], target.cols[0]), min(shard.cols[1], target.cols[1])
     if first >= last:
         return
     for part, base in zip(target.parts, target.bases, strict=True):
-        met = part.meet(RowSlice(*shard.rows))
-        if met is None:
+        met = meet(part, range(*shard.rows))
+        if not met:
             continue
-        rows = part.local(met)
-        share = met.count / shard.row_count
+        rows = positions(part, met)
+        share = len(met) / shard.row_count
         local = replace(
             shard,
             table=target.name,
             rows=(base + rows.start, base + rows.stop, rows.step),
             cols=(first - target.cols[0], last - target.cols[0]),
             devices=(_GPU,),
-            cache_rows=_share(shard.cache_rows, share, met.count, int(shard.cache_rows > 0)),
-            staging_rows=_share(shard.staging_rows, share, met.count, 0),
+            cache_rows=_share(shard.cache_rows, share, len(met), int(shard.cache_rows > 0)),
+            staging_rows=_share(shard.staging_rows, share, len(met), 0),
             buffer_bytes=int(shard.buffer_bytes * share * (last - first) / shard.width),
         )
         yield local, met
@@ -328,6 +329,11 @@ class ShardedBatch:
     units: tuple[UnitStep, ...]
     key_step: KeyStep | None  # The step of growing tables in which keys got rows.
     number: "NumberedBatch | None" = None  # The batch's number for servers.
+
+
+def concatenated(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Concatenate vectors to one of this dtype, empty without vectors."""
+    return torch.cat([*parts]).to(dtype) if parts else torch.empty(0, dtype=dtype, device=device)
 
 
 def spans(starts: npt.ArrayLike, sizes: npt.ArrayLike, device: torch.device) -> Tensor:

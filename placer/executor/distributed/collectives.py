@@ -101,7 +101,8 @@ class Communicator:
         # NCCL works on the GPU's memory, gloo on the host's.
         self._wire = device if backend == "nccl" else torch.device("cpu")
         self._device = device
-        self.timeout: timedelta = _timeout(group, self._wire)
+        # New groups do not inherit their parent's timeout.
+        self.timeout: timedelta = group._get_backend(self._wire).options._timeout
         self.group: dist.ProcessGroup = dist.new_group(
             members,
             timeout=self.timeout,
@@ -218,13 +219,6 @@ class Communicator:
             raise rank_lost(self.rank, self._members, doing, error, within) from error
 
 
-def _timeout(group: "dist.ProcessGroup", device: torch.device) -> timedelta:
-    """Return the timeout of a group; new groups do not inherit it."""
-    options = group._get_backend(device).options
-    timeout: timedelta = options._timeout
-    return timeout
-
-
 _LARGEST_EXPONENT = 15
 """Scale numbers to below 2¹⁵ before sending, as float16 ends just below 2¹⁶."""
 
@@ -271,11 +265,11 @@ def _messages(wire: Tensor, sizes: Sequence[int]) -> Iterator[tuple[Tensor, Tens
     return zip(each[::2], each[1::2], strict=True)
 
 
-def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> list[int]:
+def lost_ranks(rank: int, members: Sequence[int]) -> list[int]:
     """Return the ranks of a group that are lost, as far as known; empty if unknown.
 
     Every rank with a broken exchange calls this. It writes an entry to the store of the default
-    group, and waits until only one other rank has no entry. After `wait_s`, it returns all ranks
+    group, and waits until only one other rank has no entry. After `_WAIT_S`, it returns all ranks
     without an entry; some of them may still wait in another exchange. With only two ranks, the
     other rank is lost. In a group of two among more ranks, the other rank may have left because
     a rank outside of the group is lost.
@@ -293,9 +287,9 @@ def lost_ranks(rank: int, members: Sequence[int], wait_s: float = _WAIT_S) -> li
         return others
     found: list[int] = []
     # The lost process may have held the store: a request to it might never return.
-    asking = threading.Thread(target=_ask, args=(rank, members, wait_s, found), daemon=True)
+    asking = threading.Thread(target=_ask, args=(rank, members, found), daemon=True)
     asking.start()
-    asking.join(wait_s + 1)
+    asking.join(_WAIT_S + 1)
     return list(found) or (others if is_sure else [])
 
 
@@ -305,32 +299,25 @@ def rank_lost(
     """Return the error for ranks that no longer answer. It names the failure and the lost ranks.
 
     `doing` names the failed action as the subject of a sentence, and `within` says how long this
-    rank waited for the others; see `lost_ranks`.
+    rank waited for the others; see `lost_ranks`. The source location and the advice in the message
+    of `error` are left out.
 
-    >>> failed = RuntimeError("[/src/pair.cc:53] Connection closed")
+    >>> failed = RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by")
     >>> print(rank_lost(0, [0, 1], "exchanging ids", failed))  # doctest: +ELLIPSIS
     rank 0 of 2: exchanging ids failed: Connection closed. Rank 1 died, or did not come in time, ...
     """
     lost = lost_ranks(rank, members)
+    said = str(error).partition("\n")[0].partition(". This is typically")[0]
+    reason = re.sub(r"^\[[^]]*\.cc:\d+\] ", "", said) or type(error).__name__
     who = f"Rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}" if lost else "Another rank"
     return BackendError(
-        f"rank {rank} of {len(members)}: {doing} failed: {reason_of(error)}. {who} died, or did "
+        f"rank {rank} of {len(members)}: {doing} failed: {reason}. {who} died, or did "
         f"not come {within}, or ended earlier: are the loaders equally long? Do all ranks evaluate "
         "and save? See the output of all ranks, and start again from the last checkpoint"
     )
 
 
-def reason_of(error: Exception) -> str:
-    """Return the message of a failed collective without its source location and advice.
-
-    >>> reason_of(RuntimeError("[/src/pair.cc:53] Connection closed. This is typically caused by"))
-    'Connection closed'
-    """
-    first = str(error).partition("\n")[0].partition(". This is typically")[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\] ", "", first) or type(error).__name__
-
-
-def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> None:
+def _ask(rank: int, members: Sequence[int], found: list[int]) -> None:
     """Write this rank's entry, and put the indices of ranks without one into `found`."""
     try:
         store = dist.distributed_c10d._get_default_store()
@@ -338,7 +325,7 @@ def _ask(rank: int, members: Sequence[int], wait_s: float, found: list[int]) -> 
         silent = [place for place in range(len(members)) if place != rank]
         outside = [one for one in range(dist.get_world_size()) if one not in members]
         lost_anyway = 1 if len(members) > 2 else 0
-        until = time.monotonic() + wait_s
+        until = time.monotonic() + _WAIT_S
         while len(silent) > lost_anyway and time.monotonic() < until:
             silent = [p for p in silent if not store.check([_KEY + str(members[p])])]
             time.sleep(_POLL_S)

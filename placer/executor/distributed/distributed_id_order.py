@@ -1,7 +1,6 @@
 """Read and write tables by id if many processes hold their parts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -82,7 +81,9 @@ class DistributedIdOrder(IdOrder):
         # One all-to-all sends the requested bytes only. The senders follow from the plan, so no
         # process sends requests. Rows of this process stay out of the all-to-all.
         said = [
-            (self._number_of(one.tensor), one.start, one.stop) if one else (-1, 0, 0)
+            (self._numbers[one.tensor.table.name, one.tensor.name], one.start, one.stop)
+            if one
+            else (-1, 0, 0)
             for one in requests
         ]
         self._ranks.tell(Command.FETCH, then=[torch.tensor(said)])
@@ -117,15 +118,25 @@ class DistributedIdOrder(IdOrder):
                 result[places, slice(*target.cols)] = values.view(-1, target.width)
         return result
 
-    def held(
-        self, block: IdRange
-    ) -> Iterator[tuple[Tensor, tuple[int, int], Callable[[Tensor], None]]]:
-        table, name = block.tensor.table, block.tensor.name
-        for target, places, rows in self._parts(table, block.ids, self._is_written):
-            yield places, target.cols, partial(self._write_target, target, name, rows)
+    def holds(self, block: IdRange) -> bool:
+        parts = self._parts(block.tensor.table, block.ids, self._is_written)
+        return any(places.numel() for _, places, _ in parts)
+
+    def write(self, block: IdRange, values: Tensor) -> None:
+        self._write(block.tensor.table, block.tensor.name, block.ids, values, self._is_written)
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        for target, places, rows in self._parts(table, ids, self._is_held):
+        self._write(table, name, ids, values, self._is_held)
+
+    def _write(
+        self,
+        table: Table,
+        name: str,
+        ids: Tensor,
+        values: Tensor,
+        is_wanted: Callable[[Target], bool],
+    ) -> None:
+        for target, places, rows in self._parts(table, ids, is_wanted):
             own = values[places]
             if values.dim() > 1:
                 own = own[:, slice(*target.cols)]
@@ -180,9 +191,6 @@ class DistributedIdOrder(IdOrder):
     def _is_written(self, target: Target) -> bool:
         """Return whether this process writes the target, here or on its servers."""
         return self._is_held(target) or not set(target.holders).isdisjoint(self._ranks.followers)
-
-    def _number_of(self, tensor: TableTensor) -> int:
-        return self._numbers[tensor.table.name, tensor.name]
 
     def _write_target(self, target: Target, name: str, rows: Tensor, values: Tensor) -> None:
         """Overwrite rows on this process, and on the servers that follow it."""

@@ -4,7 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from placer.errors import PlanMismatchError
@@ -15,84 +16,53 @@ from placer.tables import OptimizerName, Table
 from placer.topology.topology import Topology
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RowSlice:
-    """The row ranks ``range(start, stop, step)``."""
-
-    start: int
-    stop: int
-    step: int = 1
-
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return len(self.members)
-
-    @property
-    def members(self) -> range:
-        """The row ranks."""
-        return range(self.start, self.stop, self.step)
-
-    def trimmed(self) -> "RowSlice":
-        """Return the same rows with `stop` right after the last row; a single row has step 1."""
-        return RowSlice(self.start, self.members[-1] + 1, self.step if self.count > 1 else 1)
-
-    def first_from(self, low: int) -> int:
-        """Return the first row of start, start + step, … that is at least `low`."""
-        return self.start if self.start >= low else low + (self.start - low) % self.step
-
-    def meet(self, other: "RowSlice") -> "RowSlice | None":
-        """Return the rows that both slices have; None if they have none in common."""
-        low, high = max(self.start, other.start), min(self.stop, other.stop)
-        common = math.gcd(self.step, other.step)
-        if low >= high or (self.start - other.start) % common:
-            return None
-        # Chinese remainders: start + k·step ≡ other.start (mod other.step).
-        modulus = other.step // common
-        distance = (other.start - self.start) // common
-        k = distance * pow(self.step // common, -1, modulus) % modulus if modulus > 1 else 0
-        met = RowSlice(self.start + k * self.step, high, self.step * modulus)
-        common_rows = RowSlice(met.first_from(low), high, met.step)
-        return common_rows if common_rows.start < high else None
-
-    def local(self, rows: "RowSlice") -> "RowSlice":
-        """Return the positions in this slice of some of its rows, as a slice."""
-        first = (rows.start - self.start) // self.step
-        stride = rows.step // self.step
-        if rows.count == 1:
-            return RowSlice(first, first + 1)
-        return RowSlice(first, first + (rows.count - 1) * stride + 1, stride)
+def trimmed(rows: range) -> range:
+    """Return the same rows with `stop` right after the last row; a single row has step 1."""
+    return range(rows.start, rows[-1] + 1, rows.step if len(rows) > 1 else 1)
 
 
-def joined(slices: Iterable[RowSlice]) -> tuple[RowSlice, ...]:
+def meet(one: range, other: range) -> range:
+    """Return the rows that both slices have."""
+    low, high = max(one.start, other.start), min(one.stop, other.stop)
+    common = math.gcd(one.step, other.step)
+    if low >= high or (one.start - other.start) % common:
+        return range(0)
+    # Chinese remainders: start + k·step ≡ other.start (mod other.step).
+    modulus = other.step // common
+    k = (other.start - one.start) // common * pow(one.step // common, -1, modulus) % modulus
+    step = one.step * modulus
+    return range(low + (one.start + k * one.step - low) % step, high, step)
+
+
+def positions(part: range, rows: range) -> range:
+    """Return the positions in a slice of some of its rows."""
+    first, last = part.index(rows[0]), part.index(rows[-1])
+    return range(first, last + 1, rows.step // part.step if len(rows) > 1 else 1)
+
+
+def joined(slices: Iterable[range]) -> tuple[range, ...]:
     """Join disjoint slices that continue one another; return all slices ordered by start.
 
     So shards with other boundaries give equal slices if they have equal rows and strides.
     """
-    merged: list[RowSlice] = []
+    merged: list[range] = []
     ends: dict[tuple[int, int], int] = {}  # (next row, step) → position in `merged`
-    for part in sorted(part.trimmed() for part in slices if part.count):
+    for part in sorted(map(trimmed, filter(None, slices)), key=attrgetter("start")):
         at = ends.pop((part.start, part.step), None)
         if at is None:
             at = len(merged)
             merged.append(part)
-        last = part.members[-1]
-        merged[at] = RowSlice(merged[at].start, last + 1, part.step)
-        ends[last + part.step, part.step] = at
-    return tuple(sorted(part.trimmed() for part in merged))
+        merged[at] = range(merged[at].start, part.stop, part.step)
+        ends[part[-1] + part.step, part.step] = at
+    return tuple(merged)
 
 
-def refined(partitions: Iterable[tuple[RowSlice, ...]]) -> tuple[RowSlice, ...]:
+def refined(partitions: Iterable[Sequence[range]]) -> tuple[range, ...]:
     """Return the coarsest slices that each lie within one slice of every partition."""
-    parts: tuple[RowSlice, ...] | None = None
-    for partition in partitions:
-        if parts is None:
-            parts = partition
-            continue
-        parts = tuple(
-            met for one in parts for other in partition if (met := one.meet(other)) is not None
-        )
-    return tuple(sorted(part.trimmed() for part in parts or ()))
+    parts, *others = partitions
+    for other in others:
+        parts = [met for one, two in product(parts, other) if (met := meet(one, two))]
+    return tuple(sorted(map(trimmed, parts), key=attrgetter("start")))
 
 
 if TYPE_CHECKING:
@@ -110,7 +80,7 @@ class Target:
     cols: tuple[int, int]
     # The target's rows as row ranks, slice by slice. If it has all rows of a table, its row r is
     # id r instead of row rank r.
-    parts: tuple[RowSlice, ...]
+    parts: tuple[range, ...]
     holders: tuple[int, ...]  # Ranks; several if the rows are replicated.
     # Targets with equal `peers` have other columns of the same rows, which row-wise Adagrad needs
     # for Σ g²; empty if there is no such need.
@@ -119,12 +89,12 @@ class Target:
     @property
     def rows(self) -> int:
         """Number of rows."""
-        return sum(part.count for part in self.parts)
+        return sum(map(len, self.parts))
 
     @property
     def bases(self) -> tuple[int, ...]:
         """First row in the target of each part."""
-        return tuple(accumulate((part.count for part in self.parts), initial=0))[:-1]
+        return tuple(accumulate(map(len, self.parts), initial=0))[:-1]
 
     @property
     def width(self) -> int:
@@ -134,7 +104,7 @@ class Target:
     @property
     def by_id(self) -> bool:
         """Whether the target's rows are ids, because it has all rows of the table."""
-        return self.parts == (RowSlice(0, self.table.rows),)
+        return self.parts == (range(0, self.table.rows),)
 
     @property
     def replicated(self) -> bool:
@@ -204,7 +174,7 @@ def divide(
     }
 
 
-_Held = dict[tuple[int, ...], tuple[RowSlice, ...]]
+_Held = dict[tuple[int, ...], tuple[range, ...]]
 
 
 def _divide_table(
@@ -214,12 +184,12 @@ def _divide_table(
     by_columns = list(columns_of(table, [(shard.cols, shard) for shard in shards]))
     column_slices: list[tuple[tuple[int, int], _Held]] = []
     for cols, own in by_columns:
-        gathered: dict[tuple[int, ...], list[RowSlice]] = defaultdict(list)
+        gathered: dict[tuple[int, ...], list[range]] = defaultdict(list)
         for shard in own:
-            gathered[holders_of(shard, ranks)].append(RowSlice(*shard.rows))
+            gathered[holders_of(shard, ranks)].append(range(*shard.rows))
         held = {holders: joined(gathered[holders]) for holders in sorted(gathered)}
         if len(held) == 1:
-            held = dict.fromkeys(held, (RowSlice(0, table.rows),))
+            held = dict.fromkeys(held, (range(0, table.rows),))
         if column_slices and column_slices[-1][1] == held:  # The same ranks hold these columns.
             column_slices[-1] = (column_slices[-1][0][0], cols[1]), held
         else:
@@ -268,14 +238,14 @@ def _aligned(
 
 def _common_slices(
     table: Table, held: list[_Held], shards: list[tuple[Shard, ...]]
-) -> tuple[RowSlice, ...]:
+) -> tuple[range, ...]:
     """Return the coarsest row slices that divide the rows of every column slice.
 
     `shards` are grouped by range of columns.
     """
     atoms = refined([tuple(part for parts in one.values() for part in parts) for one in held])
     if not all(_ascending(atom, shards) for atom in atoms):
-        sliced = (tuple(RowSlice(*shard.rows) for shard in own) for own in shards)
+        sliced = (tuple(range(*shard.rows) for shard in own) for own in shards)
         atoms = refined([atoms, *sliced])
     if len(atoms) > _MOST_PARTS:
         raise PlanMismatchError(
@@ -286,20 +256,20 @@ def _common_slices(
     return atoms
 
 
-def _holders(atom: RowSlice, held: _Held) -> tuple[int, ...]:
-    return next(ranks for ranks, parts in held.items() if any(part.meet(atom) for part in parts))
+def _holders(atom: range, held: _Held) -> tuple[int, ...]:
+    return next(ranks for ranks, parts in held.items() if any(meet(part, atom) for part in parts))
 
 
-def _ascending(rows: RowSlice, shards: list[tuple[Shard, ...]]) -> bool:
+def _ascending(rows: range, shards: list[tuple[Shard, ...]]) -> bool:
     """Return whether arenas, which sort rows by lookup kind, keep these rows in ascending order.
 
     Only then do ranks with different columns have the same rows in the same order.
     """
     for own in shards:
         met = sorted(
-            (part.start, part.members[-1], LOOKUP_ORDER[shard.lookup])
+            (part.start, part[-1], LOOKUP_ORDER[shard.lookup])
             for shard in own
-            if (part := RowSlice(*shard.rows).meet(rows)) is not None
+            if (part := meet(range(*shard.rows), rows))
         )
         for (_, last, kind), (first, _, other) in pairwise(met):
             if first < last or other < kind:

@@ -17,6 +17,7 @@ from placer.executor.distributed.channels import (
     Survey,
     Unit,
     UnitStep,
+    concatenated,
     spans,
 )
 from placer.executor.distributed.collectives import Communicator
@@ -139,7 +140,7 @@ class InputExchange:
             sent_lookups[rank] += own.rows.numel()
         lengths = comm.exchange(
             "lengths",
-            _cat([own.lengths for own in lookups], torch.int32, self.device),
+            concatenated([own.lengths for own in lookups], torch.int32, self.device),
             [count * size for count in sent_channels],
             bags.sum(1).tolist(),
         )
@@ -150,7 +151,7 @@ class InputExchange:
         served_lookups = counts.sum(1).tolist()
         rows = comm.exchange(
             "ids",
-            _cat([own.rows for own in lookups], torch.int64, self.device),
+            concatenated([own.rows for own in lookups], torch.int64, self.device),
             sent_lookups,
             served_lookups,
         )
@@ -159,9 +160,13 @@ class InputExchange:
             scales = batch.weights
             if scales is None:
                 scales = torch.ones(batch.ids.numel(), dtype=torch.float32, device=self.device)
-            scales = _cat([own.select(scales.detach()) for own in lookups], None, self.device)
-            weights = comm.exchange("weights", scales.float(), sent_lookups, served_lookups)
-        positions = [own.positions(self.device) for own in lookups] if wanted else []
+            own_scales = [own.select(scales.detach()) for own in lookups]
+            scales = concatenated(own_scales, torch.float32, self.device)
+            weights = comm.exchange("weights", scales, sent_lookups, served_lookups)
+        positions = []
+        if wanted:
+            all_positions = torch.arange(batch.ids.numel(), device=self.device)
+            positions = [own.select(all_positions) for own in lookups]
         unit_step = partial(self._unit_step, samples, lengths, rows, weights, bags, counts, wanted)
         sent_rows = tuple(
             size if channel.pooled else own.rows.numel()
@@ -175,7 +180,7 @@ class InputExchange:
             np.where([channel.pooled for channel in channels.served], bags, counts),
             tuple(sent_lookups),
             tuple(served_lookups),
-            _cat(positions, torch.int64, self.device),
+            concatenated(positions, torch.int64, self.device),
             tuple(map(unit_step, channels.units)),
             key_step,
         )
@@ -231,12 +236,6 @@ class _ChannelLookups:
         own = values[self.start : self.stop]
         return own if self.order is None else own.index_select(0, self.order)
 
-    def positions(self, device: torch.device) -> Tensor:
-        """Return the positions of these lookups in the batch."""
-        if self.order is None:
-            return torch.arange(self.start, self.stop, device=device)
-        return self.order + self.start
-
 
 def _spread(
     target: Tensor, rows: Tensor, count: int, lengths: Tensor, start: int
@@ -275,13 +274,6 @@ def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
 def _starts(sizes: Int) -> Int:
     """Return the start of each part, if the parts are concatenated."""
     return (sizes.cumsum() - sizes.ravel()).reshape(sizes.shape)
-
-
-def _cat(parts: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device) -> Tensor:
-    if not parts:
-        return torch.empty(0, dtype=dtype or torch.float32, device=device)
-    joined = torch.cat([*parts])
-    return joined if dtype is None else joined.to(dtype)
 
 
 SentBatch = Future[tuple[ShardedBatch, torch.cuda.Event | None]]

@@ -15,7 +15,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from placer.executor.distributed.channels import Channel, Unit, UnitStep, spans
+from placer.executor.distributed.channels import Channel, Unit, UnitStep, concatenated, spans
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.division import Target
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
@@ -187,12 +187,7 @@ class RowTotals:
         sizes = [0] * comm.world
         for (other, _), length in zip(met, lengths, strict=True):
             sizes[other] += length
-        sent = torch.cat(
-            [
-                torch.empty(0, dtype=torch.float32, device=self.device),
-                *(own[group] for _, group in met),
-            ]
-        )
+        sent = concatenated([own[group] for _, group in met], torch.float32, self.device)
         received = torch.split(comm.exchange("rows", sent, sizes, sizes), [*lengths, 0])
         theirs = dict(zip(met, received, strict=False))
         return [

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from placer.executor.distributed.channels import (
-    Channels,
     ShardedBatch,
     Survey,
     UnitStep,
     channels_of,
+    concatenated,
 )
 from placer.executor.distributed.collectives import Communicator, exchange_as
 from placer.executor.distributed.row_sums import ReplicaUpdates, RowTotals, all_reduce_rows
@@ -105,9 +105,7 @@ class Served:
             for output, rows in zip(outputs, step.served_rows.T, strict=True)
         ]
         parts = [part.reshape(-1) for by_rank in zip(*pieces, strict=True) for part in by_rank]
-        return (
-            torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device=self.device)
-        )
+        return concatenated(parts, torch.float32, self.device)
 
     def from_sources(self, flat: Tensor, step: ShardedBatch) -> list[Tensor]:
         """Split a vector of gradients, ordered by rank, into those of `channels.served`."""
@@ -153,6 +151,46 @@ class Served:
                 one.apply(own_totals)
         self.keys.end_step(step.key_step)
         return result
+
+    def combine(self, flat: Tensor, step: ShardedBatch) -> dict[str, Tensor]:
+        """Return outputs by feature: float32, (samples, dim), or (lookups, dim) without pooling.
+
+        Partial sums are added in the order of a column slice's targets, for any holders. Autograd
+        differentiates these operations.
+        """
+        came: dict[tuple[int, int, int], Tensor] = {}
+        pooled: dict[tuple[int, int], bool] = {}
+        shapes = [
+            (rows, channel.target.width)
+            for (_, channel), rows in zip(self.channels.sent, step.sent_rows, strict=True)
+        ]
+        parts = torch.split(flat, [rows * width for rows, width in shapes]) if shapes else ()
+        for (_, channel), shape, part in zip(self.channels.sent, shapes, parts, strict=True):
+            came[channel.feature, channel.columns, channel.position] = part.view(shape)
+            pooled[channel.feature, channel.columns] = channel.pooled
+        results = {}
+        for index, feature in enumerate(self.survey.features):
+            table = self.survey.routes.get(feature.table)
+            if table is None:  # The table has no rows, so all bags are empty.
+                rows = 0 if feature.pooling == "none" else step.bags.batch_size
+                dim = self.survey.plan.tables_by_name[feature.table].dim
+                column_slices = [flat.new_zeros((rows, dim)) + flat[:0].sum()]
+            else:
+                column_slices = [
+                    _column_slice(
+                        feature,
+                        pooled[index, number],
+                        [came[index, number, place] for place in range(len(columns.targets))],
+                        step.routes[index][number],
+                        step.bags.offsets_of(index),
+                    )
+                    for number, columns in enumerate(table.column_slices)
+                ]
+            whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
+            if feature.pooling != "max":  # Column slices have maxima already.
+                whole = step.bags.output(index, feature, whole)
+            results[feature.name] = whole
+        return results
 
     def _return_weight_gradients(self, served: Tensor, step: ShardedBatch) -> Tensor:
         sent, received = step.served_lookups, step.sent_lookups
@@ -217,52 +255,6 @@ def _scatter(all_lookups: Tensor, unit_step: UnitStep, values: Tensor) -> None:
         all_lookups.copy_(values)
     else:
         all_lookups[unit_step.source] = values
-
-
-def combine(
-    flat: Tensor,
-    step: ShardedBatch,
-    channels: Channels,
-    survey: Survey,
-) -> dict[str, Tensor]:
-    """Return outputs by feature: float32, shape (samples, dim), or (lookups, dim) without pooling.
-
-    Partial sums are added in the order of a column slice's targets, for any holders. Autograd
-    differentiates these operations.
-    """
-    came: dict[tuple[int, int, int], Tensor] = {}
-    pooled: dict[tuple[int, int], bool] = {}
-    shapes = [
-        (rows, channel.target.width)
-        for (_, channel), rows in zip(channels.sent, step.sent_rows, strict=True)
-    ]
-    parts = torch.split(flat, [rows * width for rows, width in shapes]) if shapes else ()
-    for (_, channel), shape, part in zip(channels.sent, shapes, parts, strict=True):
-        came[channel.feature, channel.columns, channel.position] = part.view(shape)
-        pooled[channel.feature, channel.columns] = channel.pooled
-    results = {}
-    for index, feature in enumerate(survey.features):
-        table = survey.routes.get(feature.table)
-        if table is None:  # The table has no rows, so all bags are empty.
-            rows = 0 if feature.pooling == "none" else step.bags.batch_size
-            dim = survey.plan.tables_by_name[feature.table].dim
-            column_slices = [flat.new_zeros((rows, dim)) + flat[:0].sum()]
-        else:
-            column_slices = [
-                _column_slice(
-                    feature,
-                    pooled[index, number],
-                    [came[index, number, place] for place in range(len(columns.targets))],
-                    step.routes[index][number],
-                    step.bags.offsets_of(index),
-                )
-                for number, columns in enumerate(table.column_slices)
-            ]
-        whole = column_slices[0] if len(column_slices) == 1 else torch.cat(column_slices, 1)
-        if feature.pooling != "max":  # Column slices have maxima already.
-            whole = step.bags.output(index, feature, whole)
-        results[feature.name] = whole
-    return results
 
 
 def _column_slice(

@@ -17,7 +17,7 @@ from placer.executor.distributed.collectives import Communicator, Kind, Volume
 from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange, InputsAhead, SentBatch
 from placer.executor.distributed.row_sums import RowTotals
-from placer.executor.distributed.serving import Serve, Served, combine
+from placer.executor.distributed.serving import Serve, Served
 from placer.executor.distributed.table_ranks import (
     Command,
     TableRanks,
@@ -49,12 +49,8 @@ class ShardedEmbeddings(Embeddings):
     process whose batch joins the batches of all ranks, in their order.
 
     All ranks must run forward and backward equally often. Their batches may differ in size, or be
-    empty. Collectives run in a separate process group, and those of batches sent ahead in another.
-
-    GPU i of the plan's N GPUs is on rank ``i · world // N``, in the order of the topology. Replicas
-    on one rank share one copy. Rows in DRAM are in the memory of the rank's host. If hosts without
-    a GPU serve shards, start one rank for each GPU and then one for each of these hosts, which
-    calls `serve_tables` instead.
+    empty. docs/distributed.md says which rank holds which shards; ranks of hosts without a GPU call
+    `serve_tables` instead.
 
     Raises PlanMismatchError if the plan is unsound or differs between ranks, the number of ranks
     does not fit its servers, or `weights` do not fit. Raises CapacityError if the plan places more
@@ -262,8 +258,7 @@ class ShardedEmbeddings(Embeddings):
     def forward(self, batch: BagBatch | ShardedBatch) -> dict[str, Tensor]:
         """Return pooled rows of this rank's samples by feature; see `PlacedEmbeddings.forward`.
 
-        Raises DataError on every rank, if one of them has a bad batch. Raises BackendError if a
-        rank is lost.
+        Raises the errors of `prefetch`.
         """
         training = torch.is_grad_enabled()
         if not isinstance(batch, ShardedBatch):
@@ -279,7 +274,7 @@ class ShardedEmbeddings(Embeddings):
         flat = Serve.apply(  # type: ignore[no-untyped-call]
             anchor, step.bags.weights, step, self._served, training
         )
-        return combine(flat, step, self._served.channels, self._served.survey)
+        return self._served.combine(flat, step)
 
     def hit_rates(self) -> HitRates | None:
         """See `Embeddings.hit_rates`. Updates of replicated rows count as lookups, too."""
@@ -344,9 +339,8 @@ class ShardedEmbeddings(Embeddings):
 
     @property
     def _comms(self) -> tuple[Communicator, ...]:
-        ranks, ahead = self._ranks, self._inputs.comm
-        own = (ranks.comm,) if ranks.trainers is ranks.comm else (ranks.comm, ranks.trainers)
-        return own if ahead is None else (*own, ahead)
+        held = self._ranks.comm, self._ranks.trainers, self._inputs.comm
+        return tuple(dict.fromkeys(comm for comm in held if comm is not None))
 
 
 def make_embeddings(

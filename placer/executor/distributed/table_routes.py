@@ -19,7 +19,7 @@ from torch import Tensor
 
 from placer.errors import PlanMismatchError
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.division import ColumnSlice, RowSlice
+from placer.executor.distributed.division import ColumnSlice
 from placer.executor.growing_keys import GrowingKeys, KeyStep
 from placer.executor.id_order import IdOrder
 from placer.executor.lookups.bag_batch import BagBatch
@@ -28,7 +28,7 @@ from placer.growing import Growing, KeyCounts
 from placer.growing.hashes import digest_of, parts_of
 from placer.growing.key_map import StepRows
 from placer.growing.options import OPEN_OVER_RANKS, Int
-from placer.plan.plan import Plan
+from placer.plan.plan import Plan, listed_ids
 from placer.tables import Table
 
 _LONGEST_PERIOD = 1 << 22
@@ -80,20 +80,20 @@ class Router:
 
     @classmethod
     def of(
-        cls, rows: int, slices: Sequence[tuple[RowSlice, int, int]], device: torch.device
+        cls, rows: int, slices: Sequence[tuple[range, int, int]], device: torch.device
     ) -> "Router":
         """Make a router from slices, each with its target and its first row in the target."""
         # Slices of one stride make one segment, with their first and last few rows included.
-        by_step: dict[int, list[RowSlice]] = defaultdict(list)
+        by_step: dict[int, list[range]] = defaultdict(list)
         for part, _, _ in slices:
             by_step[part.step].append(part)
-        spans: dict[RowSlice, tuple[int, int]] = {}
+        spans: dict[range, tuple[int, int]] = {}
         for step, parts in by_step.items():
             firsts = sorted({0, *(part.start for part in parts)})
             ends = sorted({rows, *(part.stop for part in parts)})
             for part in parts:
                 first = firsts[bisect_right(firsts, part.start - step)]
-                spans[part] = first, ends[bisect_right(ends, part.members[-1] + step) - 1]
+                spans[part] = first, ends[bisect_right(ends, part[-1] + step) - 1]
         edges = {0, rows, *chain.from_iterable(spans.values())}
         segment_starts = [*sorted(end for end in edges if 0 <= end <= rows)]
         periods, offsets, owners = [], [0], []
@@ -112,7 +112,7 @@ class Router:
                 )
             owner = np.full(span, -1, dtype=np.int32)
             for index, part in active:
-                owner[part.first_from(low) - low :: part.step] = index
+                owner[(part.start - low) % part.step :: part.step] = index
             owners.append(owner)
             periods.append(span)
             offsets.append(offsets[-1] + span)
@@ -217,8 +217,9 @@ def _table_routes(
             router = routers[key]
         mapped.append(replace(columns, router=router))
     order = None
-    if routers and plan.order_of(table.name).kind == "profile" and plan.hot_ids[table.name].size:
-        order = RankOrder.of(plan.hot_ids[table.name], table.rows, device)
+    listed = listed_ids(plan, table.name)
+    if routers and listed.size:
+        order = RankOrder.of(listed, table.rows, device)
     return TableRoutes(table, tuple(mapped), order)
 
 
@@ -298,28 +299,18 @@ class ShardedKeys(GrowingKeys):
         keys = comm.exchange("keys", ids[here], sizes, received).cpu().numpy()
         read = np.tile(np.arange(tables), world).repeat(came.reshape(-1))
         open_steps = None if open_before is None else max(OPEN_OVER_RANKS, open_before)
-        rows, begun = self._mapped(keys, read, open_steps, theirs.sum(0).tolist())
+        rows, begun = np.empty(keys.size, np.int32), dict[str, StepRows]()
+        for number, (name, own) in enumerate(self.maps.items()):
+            of_table = read == number
+            if open_steps is None:
+                rows[of_table] = own.find(keys[of_table])
+            else:
+                begun[name] = own.read(keys[of_table], open_steps, int(theirs[:, number].sum()))
+                rows[of_table] = begun[name].rows
         ids[here] = comm.exchange("keys", torch.from_numpy(rows), received, sizes).cpu().long()
         if open_before is not None:
             self._send_changes(begun, routes, batch.ids.device, comm)
         return replace(batch, ids=ids.to(batch.ids.device))
-
-    def _mapped(
-        self, keys: Int, table_of: Int, open_steps: int | None, digests: Sequence[int]
-    ) -> tuple[npt.NDArray[np.int32], dict[str, StepRows]]:
-        """Return the rows of keys, given the number of each key's table; and each table's step.
-
-        `digests` are those of each table's keys on all ranks.
-        """
-        rows, steps = np.empty(keys.size, np.int32), {}
-        for number, (name, own) in enumerate(self.maps.items()):
-            here = table_of == number
-            if open_steps is None:
-                rows[here] = own.find(keys[here])
-            else:
-                steps[name] = own.read(keys[here], open_steps, digests[number])
-                rows[here] = steps[name].rows
-        return rows, steps
 
     def _send_changes(
         self,
@@ -363,9 +354,8 @@ class ShardedKeys(GrowingKeys):
 
     def live(self, table: str) -> tuple[Tensor, Tensor]:
         self.wait()
-        keys, rows = (self._joined(values) for values in super().live(table))
-        order = rows.argsort()
-        return keys[order], rows[order]
+        keys, rows = map(self._joined, super().live(table))
+        return keys, rows
 
     def state(self) -> dict[str, Tensor]:
         self.wait()

@@ -14,13 +14,10 @@ from placer.errors import PlacerError
 from placer.executor.backends.backend import Backend
 from placer.executor.backends.torch_kernels import SliceReads
 from placer.executor.growing_keys import GrowingKeys, KeyStep
-from placer.executor.lookups.batch_reads import Segment
 from placer.executor.lookups.steps import ArenaStep
 from placer.executor.memory.arena import Arena
-from placer.executor.memory.layout import Layout
 from placer.executor.optimizers import Rule
 from placer.executor.streams import phase
-from placer.plan.plan import Plan
 
 if TYPE_CHECKING:
     from placer.executor.distributed.row_sums import RowTotals
@@ -68,14 +65,12 @@ def _watched(scale: Any) -> Any:
 def _mark(scaled: Any) -> None:
     if isinstance(scaled, Tensor):
         if scaled.requires_grad:
-            scaled.register_hook(_mark_pass)  # type: ignore[no-untyped-call]
+            scaled.register_hook(  # type: ignore[no-untyped-call]
+                lambda _: _marked.append(torch._C._current_graph_task_id())
+            )
     elif isinstance(scaled, list | tuple):
         for one in scaled:
             _mark(one)
-
-
-def _mark_pass(_: Tensor) -> None:
-    _marked.append(torch._C._current_graph_task_id())
 
 
 def _with_subclasses(kind: type[Any]) -> list[type[Any]]:
@@ -105,27 +100,6 @@ class Runtime:
         optimizer = arena.spec.key.optimizer
         return Rule(optimizer, self.lr, self.eps, self.updates, *self.betas, self.stochastic)
 
-    def memory_use(self, plan: Plan, layout: Layout) -> dict[tuple[str, str], int]:
-        """Return bytes by (device id, purpose); see `Embeddings.memory_use`."""
-        held: dict[tuple[str, str], int] = defaultdict(int)
-        for arena in self.arenas:
-            for part in arena.spec.ranges:
-                size = (part.stop - part.start) * arena.home_bytes(part.dtype)
-                held[part.home, part.memory] += size
-            if arena.row_cache is None:
-                continue
-            for shard in arena.spec.cache_ranges:
-                entries = shard.staging_rows + shard.cache_rows
-                size = arena.row_cache.directory.nbytes * entries
-                share = size // max(arena.row_cache.entries, 1)
-                held[shard.device, "pool"] += entries * arena.row_bytes + share
-        for name, column_slices in layout.column_slices.items():
-            maps = [columns.slots for columns in column_slices if columns.slots is not None]
-            if size := sum(slots.nbytes for slots in maps):
-                server = plan.shards_by_table[name][0].devices[0]
-                held[server, "row_maps"] += size
-        return dict(held)
-
 
 class FusedLookup(torch.autograd.Function):
     """Sum the rows of each segment of each arena; in backward, update the rows in place.
@@ -151,7 +125,9 @@ class FusedLookup(torch.autograd.Function):
         with phase("forward"):
             for arena, step in zip(runtime.arenas, steps, strict=True):
                 pooled = runtime.backend.forward(arena, step, step.reads.spread(weights))
-                outputs.extend(own_tensors(pooled, step.reads.segments))
+                bags = [part.bags[1] - part.bags[0] for part in step.reads.segments]
+                # Autograd treats these as no views, so callers may modify one output in place.
+                outputs += [part.data for part in torch.split_with_sizes(pooled, bags)]
         return tuple(outputs)
 
     @staticmethod
@@ -196,15 +172,6 @@ def check_pass(has_run: bool, lacks_rows: bool) -> None:
             "backward pass has updated them since: run the backward pass of a batch before the "
             "next forward pass, or join both batches to one"
         )
-
-
-def own_tensors(pooled: Tensor, segments: Sequence[Segment]) -> list[Tensor]:
-    """Return each segment's rows as a separate tensor that autograd does not treat as a view.
-
-    So callers may modify one output in place, as with any other module.
-    """
-    bags = [stop - start for start, stop in (segment.bags for segment in segments)]
-    return [part.data for part in torch.split_with_sizes(pooled, bags)]
 
 
 def _weight_gradients(

@@ -1,7 +1,7 @@
 """The module that trains embedding tables where a plan places them."""
 
 import copy
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
 from operator import itemgetter
@@ -55,10 +55,7 @@ class PlacedEmbeddings(Embeddings):
     them. Without grad mode nothing is updated. Run backward only once for each forward pass.
 
     One device emulates all devices of the plan, and holds only one copy of replicated rows. The
-    plan's capacity limits still apply. Backends ``numba`` and ``torch`` keep all rows in host
-    memory and read every row in place, for any lookup kind. ``triton`` and ``tiered`` keep the
-    tiers apart and read rows as the plan says. With `prefetch`, they copy staged rows before the
-    step. ``auto`` takes the fastest backend.
+    plan's capacity limits still apply.
 
     Raises PlanMismatchError if the plan is unsound, or if `weights` has unknown tables or wrong
     shapes. Raises CapacityError if the plan places more bytes on a device than it has, and
@@ -82,6 +79,8 @@ class PlacedEmbeddings(Embeddings):
     padding_idx : mapping of feature name to id, or None
         Lookups of this id are dropped: they add nothing, do not count in a mean and get no
         gradient. The id may lie outside the table, such as −1.
+    backend : {"auto", "numba", "torch", "triton", "tiered"}
+        The kernels that read and update rows; see docs/executor.md. ``auto`` takes the fastest.
     cache_policy : {"lfu", "rank"}
         Which rows a row cache evicts: the least often looked up recently, or the last ones in
         the plan's row order.
@@ -233,11 +232,10 @@ class PlacedEmbeddings(Embeddings):
         """Find a batch's rows and start to copy them to HBM, before its forward pass.
 
         Call this with the next batch before the forward pass of the current batch, as
-        `placer.executor.look_ahead` does. Then the copies run beside the current step on a GPU.
-        Results are equal to the bit with and without it. The batch's step is open until its
-        backward pass ends, and rows that an open step reads stay at their places. The plan has
-        staging rows for one batch ahead; with more batches, some rows may be read in place.
-        The batch may be on the device or on the host. Pin it to copy it without waiting.
+        `placer.executor.look_ahead` does; docs/executor.md says what runs beside the current step
+        then. Results are equal to the bit with and without it. The plan has staging rows for one
+        batch ahead; with more batches, some rows may be read in place. The batch may be on the
+        device or on the host. Pin it to copy it without waiting.
 
         Raises DataError if an id is no row of its table, or if the batch has other features. On a
         GPU a later call reports bad ids; until then they are skipped.
@@ -322,7 +320,24 @@ class PlacedEmbeddings(Embeddings):
                 arena.row_cache.reset_stats()
 
     def memory_use(self) -> dict[tuple[str, str], int]:
-        return self._runtime.memory_use(self.plan, self._layout)
+        held: dict[tuple[str, str], int] = defaultdict(int)
+        for arena in self._runtime.arenas:
+            for part in arena.spec.ranges:
+                size = (part.stop - part.start) * arena.home_bytes(part.dtype)
+                held[part.home, part.memory] += size
+            if arena.row_cache is None:
+                continue
+            for shard in arena.spec.cache_ranges:
+                entries = shard.staging_rows + shard.cache_rows
+                size = arena.row_cache.directory.nbytes * entries
+                share = size // max(arena.row_cache.entries, 1)
+                held[shard.device, "pool"] += entries * arena.row_bytes + share
+        for name, column_slices in self._layout.column_slices.items():
+            maps = [columns.slots for columns in column_slices if columns.slots is not None]
+            if size := sum(slots.nbytes for slots in maps):
+                server = self.plan.shards_by_table[name][0].devices[0]
+                held[server, "row_maps"] += size
+        return dict(held)
 
     def extra_repr(self) -> str:
         """Return the text that `print(model)` shows in parentheses."""

@@ -2,7 +2,7 @@
 
 import weakref
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -22,20 +22,18 @@ memory for the chunks' sums: two rows for each `CHUNK` lookups."""
 MOST_STEPS = (1 << 31) - 1
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Ticket:
     """A step that is open: its rows are located, and not yet updated.
 
     Rows that an open step reads must stay at their places.
     """
 
-    __slots__ = ("__weakref__", "number", "reads_stores", "resolved")
-
-    def __init__(self, number: int) -> None:
-        self.number = number  # Counts steps in the order in which their rows are located.
-        # Staged and cached rows that this step reads, and their places, for steps that open later.
-        self.resolved: dict[ArenaSpec, Any] = {}
-        # Arenas whose cold records this step reads in place, as some rows got no cache entry.
-        self.reads_stores: set[ArenaSpec] = set()
+    number: int  # Counts steps in the order in which their rows are located.
+    # Staged and cached rows that this step reads, and their places, for steps that open later.
+    resolved: dict[ArenaSpec, Any] = field(default_factory=dict)
+    # Arenas whose cold records this step reads in place, as some rows got no cache entry.
+    reads_stores: set[ArenaSpec] = field(default_factory=set)
 
 
 class Window:

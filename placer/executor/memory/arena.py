@@ -68,11 +68,6 @@ class TieredRows:
         """Whether an open step reads rows in the store, which kernels cannot read."""
         return self.store is not None and self.store.is_read_in_place
 
-    @property
-    def is_rounded(self) -> bool:
-        """Whether the store keeps some rows in a narrower dtype."""
-        return self.store is not None and self.store.is_narrow
-
     def read(self, slots: Tensor) -> Tensor:
         """Return a copy of the rows at `slots`, in that order, on the computing device."""
         places = self._original_places(slots)

@@ -97,9 +97,7 @@ def keep_freed_memory() -> bool:
 
     By default, glibc requests new pages for each array of more than 32 MiB, and frees them with the
     array (M_MMAP_THRESHOLD in mallopt(3)). Zeroing and mapping a new page takes longer than a
-    step's writes to it. In exchange, the process keeps its peak memory. `placer train` and
-    `placer calibrate` call this. A trainer that runs the executor on a CPU may call it before its
-    first step.
+    step's writes to it. In exchange, the process keeps its peak memory.
 
     Return whether it worked: it needs glibc.
     """

@@ -24,7 +24,7 @@ from torch import Tensor
 from placer.errors import CapacityError, PlanMismatchError
 from placer.plan.fields import Lookup, Memory, Shard
 from placer.plan.memory import home_of
-from placer.plan.plan import Plan, knows_hot_rows, warm_members
+from placer.plan.plan import Plan, knows_hot_rows, listed_ids, warm_members
 from placer.plan.verify import violations
 from placer.tables import ColdDType, DType, OptimizerName, Table
 
@@ -357,20 +357,13 @@ def _slots(
         bases = [slot - start for (start, _, _), slot in held] or [0]
         edge = held[0][0][1] if held else table.rows
         return Follows(bases[0], edge, bases[-1]), None
-    ids = _ids_by_rank(plan, table)
+    listed = listed_ids(plan, table.name)
+    by_rank = np.concatenate([listed, np.delete(np.arange(table.rows), listed)])
     slots = np.empty(table.rows, dtype=np.int64)
     for (start, stop, step), slot in held:
-        members = ids[start:stop:step]
+        members = by_rank[start:stop:step]
         slots[members] = np.arange(slot, slot + members.size)
     return Follows(0, table.rows, 0), torch.from_numpy(slots)
-
-
-def _ids_by_rank(plan: Plan, table: Table) -> npt.NDArray[np.int64]:
-    """Return the id of each row rank: first the listed ids, then all others in id order."""
-    if plan.order_of(table.name).kind == "id":
-        return np.arange(table.rows)
-    hot = plan.hot_ids[table.name]
-    return np.concatenate([hot, np.delete(np.arange(table.rows), hot)])
 
 
 def warm_slots(part: SlotRange) -> Tensor:

@@ -5,10 +5,6 @@ a step reads gets an entry, if it has none yet. The two kinds differ in eviction
 evicted first, the longest unused first, then cached rows, the least frequent first. Rows that get
 no entry are read and updated in place.
 
-Policy ``"rank"`` follows J. Fang et al., "A Frequency-aware Software Cache for Large Recommendation
-System Embeddings", 2022 (arXiv:2208.05321): it orders rows once, by their frequency in the data
-set. Policy ``"lfu"`` counts lookups during training, and old counts fade.
-
 This is the cache in plain PyTorch, which waits for the device. Triton's kernels keep the same
 directory by the same rules.
 """
@@ -133,7 +129,8 @@ class RowCache:
     - `device`: device of the lookups.
     - `policy`, {"lfu", "rank"}: which cached rows are evicted first: the least looked up, with
       counts that halve in `HALF_LIFE_STEPS` steps; or the last in the plan's row order, relative to
-      the `cache_rows` of their shard.
+      the `cache_rows` of their shard, as in J. Fang et al., "A Frequency-aware Software Cache for
+      Large Recommendation System Embeddings", 2022 (arXiv:2208.05321).
 
     Notes
     -----

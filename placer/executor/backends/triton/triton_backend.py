@@ -80,8 +80,6 @@ class TritonBackend(TritonStaging):
     GPU, rows in host memory must be pinned or registered with CUDA.
 
     Raises BackendError if the device is the CPU and the interpreter is off.
-
-    `device`, `policy`, `host`: see `Backend`.
     """
 
     def key_maps(
@@ -145,7 +143,8 @@ class TritonBackend(TritonStaging):
         rule: Rule,
         mean_squares: Tensor | None = None,
     ) -> None:
-        if weights.is_read_in_store or weights.is_rounded:
+        is_narrow = weights.store is not None and weights.store.is_narrow
+        if weights.is_read_in_store or is_narrow:
             super().update_rows(weights, state, reads, rule, mean_squares)
             return
         hbm, dram, boundary = _memories(weights)
