@@ -17,7 +17,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -155,27 +155,6 @@ def latest(path: Path) -> Path:
     if problems:
         raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
     raise CheckpointError(f"there is no checkpoint in {path}")
-
-
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint, or the newest complete one in a folder, into memory.
-
-    Raises CheckpointError: see `open_checkpoint`.
-    """
-    while True:
-        chosen = latest(path)
-        try:
-            opened = open_checkpoint(chosen)
-            tensors = {
-                group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
-                for group, held in opened.tensors.items()
-            }
-        except CheckpointError:
-            # Retry if a running training removed it for newer ones.
-            if chosen == path or chosen.exists():
-                raise
-        else:
-            return replace(opened, tensors=tensors)
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
