@@ -15,6 +15,7 @@ from placer.executor.embeddings import uncompiled
 from placer.executor.lookups.batch_reads import mean_from_sum, segment_max
 from placer.growing import KeyMap
 
+
 class StandIn(nn.Module):
     """Looks up a placed table. It has no parameters for an optimizer or DDP.
 
