@@ -113,7 +113,7 @@ class PlacedTable:
     @property
     def world(self) -> int:
         """Number of ranks that share the table."""
-        return self.shared.world if self._own is None else 1
+        return self.shared.world
 
     @property
     def name(self) -> str:
