@@ -167,7 +167,7 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     altered, or the format is newer. The message names the file.
     """
     first = ranks.rank == 0
-    chosen = Path(ranks.broadcast(ranks.together(lambda: str(latest(path)) if first else "")))
+    chosen = ranks.objects(ranks.together(lambda: latest(path) if first else path))[0]
     return ranks.together(lambda: _open(chosen, verifies=first))
 
 

@@ -253,7 +253,7 @@ def evaluate(
                 break
             if labels is not None:
                 logits = trainer.predict(own_part(usable, ranks))
-                held_out.add(ranks.joined(logits), labels)
+                held_out.add(np.concatenate(ranks.objects(logits)), labels)
     if eval_log is not None and config.eval_samples and not held_out.samples:
         raise DataError("no sample of the evaluation log has a label; evaluate on another log")
     return held_out
