@@ -1,13 +1,7 @@
 """Save and load checkpoints: folders that are either complete or absent.
 
-A checkpoint is a folder ``step-<number>`` in the format of `torch.distributed.checkpoint`. Its
-``checkpoint.json`` lists every file with its size and SHA-256. It is written under a hidden name
-and becomes visible by one rename, so a crash or a full disk leaves earlier checkpoints unchanged.
-Its pickle is read as in `placer.storage.checkpoint`: no code of a file is run.
-
-Tables are stored in the order of their original ids, not in the plan's layout. So a run can go on
-under another plan and with another number of processes. Each process writes its own file, and all
-processes must see the folder.
+A checkpoint is a folder ``step-<number>`` that all processes must see. It is written under a hidden
+name and becomes visible by one rename. docs/training.md describes its files.
 """
 
 import contextlib

@@ -95,8 +95,7 @@ def train(
 
     A batch has `batch_size` consecutive samples of the log, without samples that lack a label.
     Every tenth batch (`TrainConfig.holdout_every`) is held out: the model does not train on it but
-    is evaluated on it at the end. Held-out samples lie between training samples in time, so metrics
-    are better than on the next day's log, which you can pass as `eval_log`.
+    is evaluated on it at the end.
 
     The run has its own random state, seeded by the configuration. On Ctrl-C, it finishes the
     current step, writes a checkpoint if `checkpoints` is given, and returns the result so far.
