@@ -18,6 +18,7 @@ from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.division import servers_of
 from placer.executor.distributed.table_ranks import check_world
+from placer.executor.local.lookahead import on_every_rank
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 
@@ -214,7 +215,7 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
         # Destroying a group waits for its pending work, such as a gradient that DDP sends. It would
         # wait forever if a rank is gone, or if only this rank has an error. When this process ends,
         # its connections close, and the others notice.
-        together = isinstance(error, PlacerError) and not isinstance(error, BackendError)
+        together = on_every_rank(error)
         raise
     finally:
         if together:

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -143,24 +142,28 @@ def train(
                 serve_tables(plan)
             return TrainResult((), None, None, 0, 0, 0, 0, 0.0, 0.0, interrupt.requested)
         metrics = metrics if first else ()
-        with _own_random_state(config), contextlib.ExitStack() as at_error:
+        with _own_random_state(config):
             run = Run(plan, log, config, checkpoints, ranks, metrics)
-            at_error.push(partial(_close_at_error, run))
-            if resume is not None:
-                run.restore(resume)
-            ranks.together(run.begin_metrics)
-            work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
-            threads = config.threads or threads_for(work_s)
-            with using_threads(threads), deferred_interrupt() as interrupt:
-                summary = run.train(interrupt, on_progress, trace if first else None)
-                run.save()
-                rates, keys = run.hit_rates(), run.embeddings.keys.counts()
-            interrupted = ranks.any(interrupt.requested)
-            held_out = HeldOut()
-            if not interrupted:
-                with using_threads(threads):
-                    held_out = evaluate(run.trainer, log, config, eval_log, ranks)
-            run.embeddings.close()
+            try:
+                if resume is not None:
+                    run.restore(resume)
+                ranks.together(run.begin_metrics)
+                work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
+                threads = config.threads or threads_for(work_s)
+                with using_threads(threads), deferred_interrupt() as interrupt:
+                    summary = run.train(interrupt, on_progress, trace if first else None)
+                    run.save()
+                    rates, keys = run.hit_rates(), run.embeddings.keys.counts()
+                interrupted = ranks.any(interrupt.requested)
+                held_out = HeldOut()
+                if not interrupted:
+                    with using_threads(threads):
+                        held_out = evaluate(run.trainer, log, config, eval_log, ranks)
+                run.embeddings.close()
+            except Exception as error:
+                if on_every_rank(error):  # All training ranks have and report it: let servers end.
+                    run.embeddings.close()
+                raise
         planned = plan.batch_size, len(plan.topology.gpus)
         is_planned = (config.batch_size // ranks.world, ranks.world) == planned
         is_elsewhere = config.device == "cpu" and not plan.topology.emulated
@@ -185,14 +188,6 @@ def train(
             planned_step_s=(plan.solver.step_time_s or None) if is_planned else None,
             planned_on=plan.topology.name if is_elsewhere else None,
         )
-
-
-def _close_at_error(
-    run: Run, kind: type[BaseException] | None, error: BaseException | None, where: object
-) -> None:
-    """Let servers end after an error that all training ranks have and report."""
-    if isinstance(error, Exception) and on_every_rank(error):
-        run.embeddings.close()
 
 
 def _hold(folder: Path, held: contextlib.ExitStack) -> None:
