@@ -348,8 +348,6 @@ def with_fixed_rows(plan: Plan) -> Plan:
 
     Every GPU gets as many rows of such a table as the plan gives to one of them at most.
     """
-    if not plan.growing:
-        return plan
     tables = dict(plan.tables_by_name)
     shards: list[Shard] = []
     for name in plan.growing:
