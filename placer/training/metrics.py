@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError, PlacerError
-from placer.files.atomic import StrPath, replacing
+from placer.files.atomic import StrPath, write_text
 from placer.files.reading import open_file
 
 
@@ -109,8 +109,7 @@ class JsonLines:
             raise PlacerError(f"{path} has no metrics of a run; name another file") from error
 
     def begin(self, step: int) -> None:
-        with replacing(self._path) as temporary:
-            temporary.write_text("".join(line for at, line in self._known if at <= step))
+        write_text(self._path, "".join(line for at, line in self._known if at <= step))
 
     def add(self, step: int, metrics: Mapping[str, Any], *, is_last: bool = False) -> None:
         try:

@@ -204,8 +204,7 @@ class Run:
                     return True
                 if trained:
                     tracer.step()
-                due = policy is not None and policy.is_due(self.position.step)
-                if trained and due:
+                if trained and policy is not None and policy.is_due(self.position.step):
                     self.save()
         return False
 
