@@ -91,10 +91,7 @@ class MetricLog(Protocol):
 
 
 class JsonLines:
-    """Writes one JSON object a line to a file, each before the run goes on.
-
-    A step has ``step``, ``loss`` and ``samples_per_s``. The last line has ``steps``, and ``auc``
-    and ``log_loss`` of held-out samples.
+    """Writes one JSON object a line to a file (docs/training.md), each before the run goes on.
 
     Raises PlacerError if the file's folder is missing, or the file has lines of another kind.
     """
