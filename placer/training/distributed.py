@@ -49,11 +49,6 @@ class Ranks:
         self.world = 1 if comm is None else comm.world
         self.stopping = False
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this process trains without others."""
-        return self._comm is None
-
     def part_of(self, samples: int) -> tuple[int, int]:
         """Return this rank's part of a batch's samples: (start, stop)."""
         return samples * self.rank // self.world, samples * (self.rank + 1) // self.world
