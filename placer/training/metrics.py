@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError, PlacerError
-from placer.files.atomic import StrPath, write_text
+from placer.files.atomic import StrPath, check_place, write_text
 from placer.files.reading import open_file
 
 
@@ -93,13 +93,12 @@ class MetricLog(Protocol):
 class JsonLines:
     """Writes one JSON object a line to a file (docs/training.md), each before the run goes on.
 
-    Raises PlacerError if the file's folder is missing, or the file has lines of another kind.
+    Raises PlacerError if the file cannot be written, or has lines of another kind.
     """
 
     def __init__(self, path: StrPath) -> None:
         self._path = Path(path)
-        if not self._path.parent.is_dir():
-            raise PlacerError(f"cannot write {path}: its folder is not there; make it first")
+        check_place(path)
         try:
             self._known = list(self._steps()) if self._path.exists() else []
         except (OSError, ValueError, TypeError, KeyError) as error:
