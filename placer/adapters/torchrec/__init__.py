@@ -1,6 +1,6 @@
 """Convert plans to TorchRec's `ShardingPlan`, and TorchRec's plans to placer's.
 
-docs/torchrec.md shows how to use them. Importing this imports neither torch nor torchrec.
+docs/torchrec.md shows how to use the functions. Importing this imports neither torch nor torchrec.
 """
 
 from typing import TYPE_CHECKING
