@@ -3,6 +3,7 @@
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -14,8 +15,9 @@ from plan_cases import covers, machine, tables
 from placer import Plan, Table
 from placer.plan.fields import RowOrder
 from placer.storage import tensor_rows
+from placer.storage.tensor_rows import TensorRows
 from placer.topology.topology import Topology
-from placer.training.checkpoint import Checkpoint, Position
+from placer.training.checkpoint import Checkpoint, Position, open_checkpoint
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 STATE = {
@@ -24,6 +26,16 @@ STATE = {
     "rowwise_adagrad": ("sum",),
     "adam": ("exp_avg", "exp_avg_sq"),
 }
+
+
+def load(path: Path) -> Checkpoint:
+    """A checkpoint, or the newest complete one in a folder, in memory."""
+    opened = open_checkpoint(path)
+    tensors = {
+        group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
+        for group, held in opened.tensors.items()
+    }
+    return replace(opened, tensors=tensors)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checkpoint_cases import load
 
 from placer import Plan, Profile, Shard, Topology
 from placer.data import open_log
@@ -20,7 +21,7 @@ from placer.plan.fields import Provenance
 from placer.plan.origin import open_log_of, profile_of, save_with_profile
 from placer.profile.count import profile_log
 from placer.storage.manifest import Checkpoint, Position
-from placer.training.checkpoint import check_data, load, save
+from placer.training.checkpoint import check_data, save
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_cases import STATE, checkpoint_of
+from checkpoint_cases import STATE, checkpoint_of, load
 from cli_cases import fail, succeed
 from plan_cases import in_dram, in_hbm, plan_of
 
@@ -15,7 +15,6 @@ from placer.data.encoding import Encoding, Hash, Identity, Vocabulary
 from placer.errors import PlanMismatchError
 from placer.executor.memory.arena import initial_weights
 from placer.storage.tensor_rows import TensorRows
-from placer.training.checkpoint import load
 from placer.training.growing import counts, earlier_rows, grown
 
 

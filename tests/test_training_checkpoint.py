@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint_cases import load
 from fast_and_full import combinations, mostly_slow
 from training_cases import QUICK, Placement, assert_same_tensors, losses_of, plan_for, small_log
 
@@ -15,15 +16,7 @@ from placer import Plan
 from placer.errors import CheckpointError, PlacerError
 from placer.files.atomic import sha256_json
 from placer.files.locks import take_lock
-from placer.training.checkpoint import (
-    Checkpoint,
-    Position,
-    check_settings,
-    latest,
-    load,
-    save,
-    tidy,
-)
+from placer.training.checkpoint import Checkpoint, Position, check_settings, latest, save, tidy
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.run import Progress

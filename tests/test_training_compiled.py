@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_cases import load
 from fast_and_full import mostly_slow
 from torch import Tensor, nn
 from training_cases import QUICK, losses_of, plan_for, small_log
 
 from placer.errors import CheckpointError, PlacerError
 from placer.executor import PlacedEmbeddings
-from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.reading import readings

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_cases import load
 from fast_and_full import covering
 from training_cases import (
     QUICK,
@@ -24,7 +25,6 @@ from placer.data.log import Bags, Chunk
 from placer.errors import DataError
 from placer.executor import BagBatch, PlacedEmbeddings, PreparedBatch, look_ahead
 from placer.tables import OptimizerName
-from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.reading import batches, in_background

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from checkpoint_cases import load
 from torch import nn
 from training_cases import QUICK, ArrayLog, losses_of, plan_for, small_log
 
@@ -17,7 +18,6 @@ from placer.executor.streams import threads_for
 from placer.interrupt import deferred_interrupt
 from placer.plan.plan import Plan
 from placer.tables import Feature
-from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.run import Progress

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from checkpoint_cases import load
 from cli_cases import Workbench, succeed
 from fast_and_full import some
 from ranks_launcher import Job, Outcomes, run
@@ -30,7 +31,6 @@ from training_ranks_cases import (
     trains,
 )
 
-from placer.training.checkpoint import load
 from placer.training.loop import TrainResult, train
 
 NAMES = some(CASES, *(name for name in CASES if name not in ("strided", "staged")))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoint_cases import load
 from fast_and_full import examples, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,6 @@ from training_cases import QUICK, ArrayLog, plan_for, small_log
 
 from placer.data.log import Bags, Chunk, joined, slice_chunk
 from placer.errors import DataError
-from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.pilot import compare_training

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checkpoint_cases import load
 from cli_cases import Workbench, succeed
 from executor_cases import machine
 from fast_and_full import some
@@ -23,7 +24,6 @@ from placer.__main__ import main
 from placer.errors import PlacerError
 from placer.plan.fields import Shard
 from placer.plan.plan import Plan
-from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.distributed import batch_size_per_process
 from placer.training.loop import TrainResult, train

@@ -112,10 +112,13 @@ def test_a_failing_run_leaves_no_trace_and_its_own_error(tmp_path: Path) -> None
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "file" / "trace.json"
+    request = TraceRequest(path, steps=1, warm_up=1)
     (tmp_path / "file").write_text("mine")
-    request = TraceRequest(tmp_path / "file" / "trace.json", steps=1, warm_up=1)
     with pytest.raises(PlacerError, match=r"cannot write .*trace.json"):
         train(plan_for(LOG), LOG, QUICK, trace=request)
+    with pytest.raises(PlacerError, match=r"cannot write .*trace.json"):
+        TraceRequest(path)
     with pytest.raises(PlacerError, match="it is a folder"):
         TraceRequest(tmp_path)
     for values in ({"steps": 0}, {"warm_up": 0}):

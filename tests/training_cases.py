@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from checkpoint_cases import load
 
 from placer.data.log import Bags, Chunk, Log, slice_chunk
 from placer.plan.fields import RowOrder, Shard
@@ -14,7 +15,6 @@ from placer.plan.plan import Plan
 from placer.tables import Feature, OptimizerName, Table
 from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
-from placer.training.checkpoint import load
 from placer.training.config import TrainConfig
 from placer.training.loop import TrainResult
 

@@ -18,10 +18,9 @@ _SCORES = {"lfu": "LFU", "lru": "STEP"}
 def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
     """Return dynamicemb's options of the tables that grow, and TorchRec's plan of the other tables.
 
-    ``num_embeddings`` is the capacity over all GPUs, which dynamicemb's planner divides among them.
-    ``global_hbm_for_values`` is the HBM of all GPUs for weights and optimizer state, in bytes.
-    ``caching`` is true if this HBM is a cache. A warning names tables that the plan has elsewhere
-    than evenly on all GPUs. `options` are passed to `placer.adapters.torchrec.document`.
+    docs/adapters.md says how the options follow from the plan. A warning names tables that the plan
+    has elsewhere than evenly on all GPUs. `options` are passed to
+    `placer.adapters.torchrec.document`.
 
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if no table grows, or
     dynamicemb cannot place a table as the plan does. The message says why.

@@ -133,14 +133,13 @@ def _moves(moves: Iterable[Move]) -> Section:
     ]
     rows.sort(key=lambda row: (-row["moved_bytes"], row["from"], row["to"] or ""))
     shown = (
-        *_ENDS,
+        Column("from", "from"),
+        Column("to", "to"),
+        Column("kind", "kind", spare=True),
         *columns(form.count, tables="tables", cells="rows × columns"),
         Column("moved_bytes", "to move"),
     )
     return Section("moves", "Moves by device", shown, tuple(rows), MOST_ROWS, "most bytes first")
-
-
-_ENDS = Column("from", "from"), Column("to", "to"), Column("kind", "kind", spare=True)
 
 
 def grown_report(tables: "Iterable[Grown]") -> Report:

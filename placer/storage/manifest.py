@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from placer.data.files.opening import FileIdentity
 from placer.errors import CheckpointError
@@ -23,20 +23,14 @@ FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
 
 
-class Strict(BaseModel):
-    """A JSON object with exactly these keys, and with values of exactly these types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class RunData(Strict):
+class RunData(BaseModel, extra="forbid", strict=True):
     """What identifies a log. Checkpoints of earlier versions lack it."""
 
     log: list[FileIdentity] = Field(default=[])
     ids_sha256: dict[str, str] = Field(default={})
 
 
-class Manifest(Strict):
+class Manifest(BaseModel, extra="forbid", strict=True):
     """The content of ``checkpoint.json``. `sha256` is of all other keys."""
 
     format_version: int

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,9 +29,7 @@ class ReadOnlyTables(nn.Module):
     begin there.
     """
 
-    def __init__(
-        self, embeddings: PlacedEmbeddings, origin: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, embeddings: PlacedEmbeddings, origin: Mapping[str, str]) -> None:
         super().__init__()
         self._embeddings = (embeddings,)  # In a tuple, so no state dict includes them.
         self._origin = origin

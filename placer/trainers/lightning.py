@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning import Callback, LightningModule, Trainer
 from torch.utils.hooks import RemovableHandle
 
-from placer.adapters.pytorch import AppliedPlan, applied_plan
+from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError
 from placer.files.atomic import StrPath
 from placer.storage.checkpoint import load_tables, save_tables
@@ -88,7 +87,8 @@ class PlacerCallback(Callback):
         if self.folder is None:
             checkpoint[KEY] = {"tables": applied.state_dict()}
             return
-        name = f"step-{trainer.global_step:012d}-{_common_number(applied):08x}"
+        word = trainer.strategy.broadcast(secrets.token_hex(4))  # Rank 0's, on all ranks.
+        name = f"step-{trainer.global_step:012d}-{word}"
         save_tables(self.folder / name, applied)
         if trainer.is_global_zero and self.keep is not None:
             # Names of one step only differ in random numbers, so sort by time.
@@ -119,13 +119,3 @@ class PlacerCallback(Callback):
             if not folder.is_dir() and self.folder is not None:  # Folders may have moved.
                 folder = self.folder / folder.name
             load_tables(folder, applied)
-
-
-def _common_number(applied: AppliedPlan) -> int:
-    """Return a random number of 32 bits, the same on all ranks that share the tables."""
-    table = next(iter(applied.tables.values()))
-    number = torch.tensor(secrets.randbits(32), device=table.device)
-    order = table.embeddings.id_order()
-    if order.group is not None:
-        dist.broadcast(number, group=order.group, group_src=0)
-    return int(number)

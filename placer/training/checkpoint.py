@@ -1,13 +1,7 @@
 """Save and load checkpoints: folders that are either complete or absent.
 
-A checkpoint is a folder ``step-<number>`` in the format of `torch.distributed.checkpoint`. Its
-``checkpoint.json`` lists every file with its size and SHA-256. It is written under a hidden name
-and becomes visible by one rename, so a crash or a full disk leaves earlier checkpoints unchanged.
-Its pickle is read as in `placer.storage.checkpoint`: no code of a file is run.
-
-Tables are stored in the order of their original ids, not in the plan's layout. So a run can go on
-under another plan and with another number of processes. Each process writes its own file, and all
-processes must see the folder.
+A checkpoint is a folder ``step-<number>`` that all processes must see. It is written under a hidden
+name and becomes visible by one rename. docs/training.md describes its files.
 """
 
 import contextlib
@@ -17,7 +11,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -157,27 +151,6 @@ def latest(path: Path) -> Path:
     raise CheckpointError(f"there is no checkpoint in {path}")
 
 
-def load(path: Path) -> Checkpoint:
-    """Read a checkpoint, or the newest complete one in a folder, into memory.
-
-    Raises CheckpointError: see `open_checkpoint`.
-    """
-    while True:
-        chosen = latest(path)
-        try:
-            opened = open_checkpoint(chosen)
-            tensors = {
-                group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
-                for group, held in opened.tensors.items()
-            }
-        except CheckpointError:
-            # Retry if a running training removed it for newer ones.
-            if chosen == path or chosen.exists():
-                raise
-        else:
-            return replace(opened, tensors=tensors)
-
-
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     """Open a checkpoint, or the newest complete one in a folder; its rows are read on demand.
 
@@ -188,7 +161,7 @@ def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
     altered, or the format is newer. The message names the file.
     """
     first = ranks.rank == 0
-    chosen = Path(ranks.broadcast(ranks.together(lambda: str(latest(path)) if first else "")))
+    chosen = ranks.objects(ranks.together(lambda: latest(path) if first else path))[0]
     return ranks.together(lambda: _open(chosen, verifies=first))
 
 

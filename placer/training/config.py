@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from placer.errors import PlacerError
 from placer.executor import MOST_THREADS, Policy
-from placer.files.atomic import StrPath
+from placer.files.atomic import StrPath, check_place
 from placer.knobs import check_knobs, knob
 
 Activation = Literal["relu", "gelu"]
@@ -166,7 +166,7 @@ class CheckpointPolicy:
 class TraceRequest:
     """Which steps to trace, and the file to write.
 
-    Raises PlacerError if `steps` or `warm_up` is below 1, or the path is a folder.
+    Raises PlacerError if `steps` or `warm_up` is below 1, or no file can be written there.
     """
 
     path: Path  # JSON for chrome://tracing or Perfetto; compressed if it ends in ``.gz``.
@@ -179,5 +179,4 @@ class TraceRequest:
             raise PlacerError(
                 f"trace 1 step or more, not {self.steps}, after 1 or more, not {self.warm_up}"
             )
-        if self.path.is_dir():
-            raise PlacerError(f"cannot write {self.path}: it is a folder; name a file in it")
+        check_place(self.path, makes_folders=True)

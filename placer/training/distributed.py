@@ -9,8 +9,6 @@ from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,6 +18,7 @@ from placer.errors import BackendError, DataError, PlacerError
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.division import servers_of
 from placer.executor.distributed.table_ranks import check_world
+from placer.executor.local.lookahead import on_every_rank
 from placer.plan.plan import Plan
 from placer.training.config import TrainConfig
 
@@ -50,11 +49,6 @@ class Ranks:
         self.world = 1 if comm is None else comm.world
         self.stopping = False
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this process trains without others."""
-        return self._comm is None
-
     def part_of(self, samples: int) -> tuple[int, int]:
         """Return this rank's part of a batch's samples: (start, stop)."""
         return samples * self.rank // self.world, samples * (self.rank + 1) // self.world
@@ -71,27 +65,9 @@ class Ranks:
         """Return elementwise sums over the ranks, on the host."""
         return values.cpu() if self._comm is None else self._comm.total("header", values.cpu())
 
-    def joined(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return the vectors of all ranks, joined by rank."""
-        return np.frombuffer(b"".join(self._gather(values.tobytes())), dtype=np.float32)
-
-    def broadcast(self, text: str) -> str:
-        """Return the text of rank 0, on every rank."""
-        return self.texts(text)[0]
-
-    def texts(self, text: str) -> list[str]:
-        """Return the text of each rank, by rank."""
-        return [said.decode() for said in self._gather(text.encode())]
-
-    def _gather(self, content: bytes) -> list[bytes]:
-        if self._comm is None:
-            return [content]
-        sizes = [size for (size,) in self.numbers([len(content)])]
-        padded = torch.zeros(max(sizes), dtype=torch.uint8)
-        if content:
-            padded[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        said = self._comm.gather("header", padded)
-        return [part[:size].numpy().tobytes() for part, size in zip(said, sizes, strict=True)]
+    def objects(self, value: T) -> list[T]:
+        """Return the value of each rank, by rank; they are pickled."""
+        return [value] if self._comm is None else self._comm.objects(value)
 
     def agree(self, fault: Exception | None = None) -> None:
         """Raise on every rank if any rank has a fault.
@@ -105,7 +81,7 @@ class Ranks:
         if isinstance(fault, BackendError):
             raise fault  # A rank may be lost and would not answer.
         if self.any(fault is not None):
-            said = self.texts("" if fault is None else f"{type(fault).__name__}: {fault}")
+            said = self.objects("" if fault is None else f"{type(fault).__name__}: {fault}")
             if fault is not None:
                 raise fault
             kind, _, words = next(text for text in said if text).partition(": ")
@@ -234,7 +210,7 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
         # Destroying a group waits for its pending work, such as a gradient that DDP sends. It would
         # wait forever if a rank is gone, or if only this rank has an error. When this process ends,
         # its connections close, and the others notice.
-        together = isinstance(error, PlacerError) and not isinstance(error, BackendError)
+        together = on_every_rank(error)
         raise
     finally:
         if together:

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +94,7 @@ def train(
 
     A batch has `batch_size` consecutive samples of the log, without samples that lack a label.
     Every tenth batch (`TrainConfig.holdout_every`) is held out: the model does not train on it but
-    is evaluated on it at the end. Held-out samples lie between training samples in time, so metrics
-    are better than on the next day's log, which you can pass as `eval_log`.
+    is evaluated on it at the end.
 
     The run has its own random state, seeded by the configuration. On Ctrl-C, it finishes the
     current step, writes a checkpoint if `checkpoints` is given, and returns the result so far.
@@ -144,24 +142,28 @@ def train(
                 serve_tables(plan)
             return TrainResult((), None, None, 0, 0, 0, 0, 0.0, 0.0, interrupt.requested)
         metrics = metrics if first else ()
-        with _own_random_state(config), contextlib.ExitStack() as at_error:
+        with _own_random_state(config):
             run = Run(plan, log, config, checkpoints, ranks, metrics)
-            at_error.push(partial(_close_at_error, run))
-            if resume is not None:
-                run.restore(resume)
-            ranks.together(run.begin_metrics)
-            work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
-            threads = config.threads or threads_for(work_s)
-            with using_threads(threads), deferred_interrupt() as interrupt:
-                summary = run.train(interrupt, on_progress, trace if first else None)
-                run.save()
-                rates, keys = run.hit_rates(), run.embeddings.keys.counts()
-            interrupted = ranks.any(interrupt.requested)
-            held_out = HeldOut()
-            if not interrupted:
-                with using_threads(threads):
-                    held_out = evaluate(run.trainer, log, config, eval_log, ranks)
-            run.embeddings.close()
+            try:
+                if resume is not None:
+                    run.restore(resume)
+                ranks.together(run.begin_metrics)
+                work_s = step_work_s(run.trainer.model, plan, config.batch_size // ranks.world)
+                threads = config.threads or threads_for(work_s)
+                with using_threads(threads), deferred_interrupt() as interrupt:
+                    summary = run.train(interrupt, on_progress, trace if first else None)
+                    run.save()
+                    rates, keys = run.hit_rates(), run.embeddings.keys.counts()
+                interrupted = ranks.any(interrupt.requested)
+                held_out = HeldOut()
+                if not interrupted:
+                    with using_threads(threads):
+                        held_out = evaluate(run.trainer, log, config, eval_log, ranks)
+                run.embeddings.close()
+            except Exception as error:
+                if on_every_rank(error):  # All training ranks have and report it: let servers end.
+                    run.embeddings.close()
+                raise
         planned = plan.batch_size, len(plan.topology.gpus)
         is_planned = (config.batch_size // ranks.world, ranks.world) == planned
         is_elsewhere = config.device == "cpu" and not plan.topology.emulated
@@ -186,14 +188,6 @@ def train(
             planned_step_s=(plan.solver.step_time_s or None) if is_planned else None,
             planned_on=plan.topology.name if is_elsewhere else None,
         )
-
-
-def _close_at_error(
-    run: Run, kind: type[BaseException] | None, error: BaseException | None, where: object
-) -> None:
-    """Let servers end after an error that all training ranks have and report."""
-    if isinstance(error, Exception) and on_every_rank(error):
-        run.embeddings.close()
 
 
 def _hold(folder: Path, held: contextlib.ExitStack) -> None:
@@ -253,7 +247,7 @@ def evaluate(
                 break
             if labels is not None:
                 logits = trainer.predict(own_part(usable, ranks))
-                held_out.add(ranks.joined(logits), labels)
+                held_out.add(np.concatenate(ranks.objects(logits)), labels)
     if eval_log is not None and config.eval_samples and not held_out.samples:
         raise DataError("no sample of the evaluation log has a label; evaluate on another log")
     return held_out

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.errors import DataError, PlacerError
-from placer.files.atomic import StrPath, replacing
+from placer.files.atomic import StrPath, check_place, write_text
 from placer.files.reading import open_file
 
 
@@ -91,26 +91,21 @@ class MetricLog(Protocol):
 
 
 class JsonLines:
-    """Writes one JSON object a line to a file, each before the run goes on.
+    """Writes one JSON object a line to a file (docs/training.md), each before the run goes on.
 
-    A step has ``step``, ``loss`` and ``samples_per_s``. The last line has ``steps``, and ``auc``
-    and ``log_loss`` of held-out samples.
-
-    Raises PlacerError if the file's folder is missing, or the file has lines of another kind.
+    Raises PlacerError if the file cannot be written, or has lines of another kind.
     """
 
     def __init__(self, path: StrPath) -> None:
         self._path = Path(path)
-        if not self._path.parent.is_dir():
-            raise PlacerError(f"cannot write {path}: its folder is not there; make it first")
+        check_place(path)
         try:
             self._known = list(self._steps()) if self._path.exists() else []
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise PlacerError(f"{path} has no metrics of a run; name another file") from error
 
     def begin(self, step: int) -> None:
-        with replacing(self._path) as temporary:
-            temporary.write_text("".join(line for at, line in self._known if at <= step))
+        write_text(self._path, "".join(line for at, line in self._known if at <= step))
 
     def add(self, step: int, metrics: Mapping[str, Any], *, is_last: bool = False) -> None:
         try:

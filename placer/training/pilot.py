@@ -162,11 +162,8 @@ def _candidate(plan: Plan, dtype: ColdDType, results: Sequence[tuple[float, floa
 LOSS_TOLERANCE = 1e-4
 """Largest difference of two losses that rounding explains.
 
-Both models compute the same float32 sums in different orders, and rounding errors grow from step to
-step. Differences measured at usual and high learning rates, over 72 steps of the Criteo sample and
-200 of the generated log: 6e-8 to 6e-6 with SGD and row-wise Adagrad, and up to 7e-5 with Adagrad,
-whose first step only takes the sign of a gradient's elements. One wrong weight, off by 0.5, made a
-difference of 9e-3.
+Both models compute the same float32 sums in different orders. docs/training.md has the differences
+that were measured, over 72 steps of the Criteo sample and 200 of the generated log.
 """
 
 
@@ -221,12 +218,8 @@ def compare_training(
 ) -> ParityResult:
     """Train the placed and the unplaced model on the same batches from the same weights.
 
-    Both use GELU, while `train` uses ReLU by default. At ReLU's kink, a rounding error of 1e-8 can
-    change a gradient, and Adagrad updates a new row by the full learning rate in its sign. So two
-    correct models differ by 1e-3 within 50 steps. With a smooth activation, larger differences can
-    only come from the placement.
-
-    The unplaced model holds whole tables, as `nn.EmbeddingBag` does, with PyTorch's optimizers. The
+    Both use GELU instead of ReLU, so that rounding errors stay small (docs/training.md). The
+    unplaced model holds whole tables, as `nn.EmbeddingBag` does, with PyTorch's optimizers. The
     machine must have room for both models. `on_step` is called with the number of steps so far, for
     a progress bar.
 

@@ -14,9 +14,7 @@ from torch import Tensor
 from placer.data.log import Log
 from placer.data.reader import EncodedLog
 from placer.errors import PlacerError
-from placer.executor import BagBatch, PlacedEmbeddings, look_ahead
-from placer.executor.distributed import ShardedEmbeddings
-from placer.executor.embeddings import Embeddings
+from placer.executor import BagBatch, look_ahead, make_embeddings
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.optimizers import rounding_of
@@ -76,15 +74,11 @@ class Run:
     ) -> None:
         self._log, self._config, self._policy, self._ranks = log, config, policy, ranks
         self._metrics = metrics
-        kind = PlacedEmbeddings if ranks.is_alone else ShardedEmbeddings
         options = config.embedding_options()
         if options["drive"] is None and policy is not None:
             options["drive"] = Path(policy.folder).parent
-        self.embeddings: Embeddings = kind(
-            plan,
-            **options,
-            rounding=rounding_of(plan.tables, config.rounding),
-        )
+        options["rounding"] = rounding_of(plan.tables, config.rounding)
+        self.embeddings = make_embeddings(plan, **options)
         self.embeddings.count_by_table()
         self.trainer = Trainer(
             self.embeddings,
@@ -204,8 +198,7 @@ class Run:
                     return True
                 if trained:
                     tracer.step()
-                due = policy is not None and policy.is_due(self.position.step)
-                if trained and due:
+                if trained and policy is not None and policy.is_due(self.position.step):
                     self.save()
         return False
 

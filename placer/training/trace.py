@@ -53,28 +53,18 @@ class Tracer:
     """
 
     def __init__(self, request: TraceRequest | None, device: torch.device) -> None:
-        self._profile: profile | None = None
-        self._steps = 0
-        self._failed = False
         self.summary: TraceSummary | None = None
+        self._profile: profile | None = None
+        self._failed = False
         if request is None:
             return
-        self._request = request
-        self._on_gpu = device.type == "cuda"
+        self._request, self._on_gpu = request, device.type == "cuda"
         activities = [ProfilerActivity.CPU]
         if self._on_gpu:
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(
-            activities=activities,
-            schedule=schedule(
-                # The last warm-up step starts the profiler. Its events are left out.
-                wait=request.warm_up - 1,
-                warmup=1,
-                active=request.steps,
-                repeat=1,
-            ),
-            on_trace_ready=self._write,
-        )
+        # The last warm-up step starts the profiler. Its events are left out.
+        steps = schedule(wait=request.warm_up - 1, warmup=1, active=request.steps, repeat=1)
+        self._profile = profile(activities=activities, schedule=steps, on_trace_ready=self._write)
 
     def __enter__(self) -> "Tracer":
         if self._profile is not None:
@@ -95,8 +85,8 @@ class Tracer:
         """Mark the end of a step."""
         if self._profile is None:
             return
-        self._steps += 1
-        if self._on_gpu and self._steps == self._request.warm_up + self._request.steps:
+        last = self._request.warm_up + self._request.steps
+        if self._on_gpu and self._profile.step_num + 1 == last:
             torch.cuda.synchronize()  # The last step's kernels belong to the trace.
         self._profile.step()
         if self.summary is not None:
@@ -108,7 +98,7 @@ class Tracer:
             stopping.stop()
 
     def _write(self, recorded: profile) -> None:
-        steps = self._steps - self._request.warm_up
+        steps = recorded.step_num - self._request.warm_up
         if self._failed or self.summary is not None or steps < 1:
             return
         _export(recorded, self._request.path)

@@ -42,13 +42,13 @@ class Dlrm(nn.Module):
 
     `feature_dims` has the width of each feature's pooled embedding, in the model's order. `dim` is
     the width of all vectors, by default the widest feature's. Embeddings of other widths are
-    projected to it by a linear map without bias, as in mixed dimension embeddings (Ginart et al.
-    2019, arXiv:1909.11810). Without dense columns, x is a learned vector.
+    projected to it by a linear map without bias (Ginart et al. 2019, arXiv:1909.11810). Without
+    dense columns, x is a learned vector.
 
-    `bottom` and `top` are the widths of hidden layers. ReLU is the paper's activation. Initial
-    weights are normal with variance 2 / (inputs + outputs), as in the reference implementation. The
-    caller's random state is not changed. Raises ProblemError if there is no feature, or a width is
-    not positive.
+    `bottom` and `top` are the widths of hidden layers. Initial weights are normal with variance 2 /
+    (inputs + outputs), as in the reference implementation. The caller's random state is not
+    changed. docs/training.md says how this differs from the paper. Raises ProblemError if there is
+    no feature, or a width is not positive.
     """
 
     def __init__(

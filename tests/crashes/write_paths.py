@@ -14,6 +14,7 @@ import torch
 
 sys.path += [str(Path(__file__).resolve().parent.parent / name) for name in ("", "executor")]
 from calibration_cases import calibration
+from checkpoint_cases import load
 from executor_cases import plan_of, two_features
 
 from cost_models.calibrated.model import Calibration
@@ -94,7 +95,7 @@ def _read_checkpoint(folder: Path) -> int | None:
     """The newest; older ones may be there or not."""
     if not checkpoint.exist(folder / "run"):
         return None
-    found = checkpoint.load(folder / "run")
+    found = load(folder / "run")
     version = found.position.step + found.position.epoch
     assert all(
         (tensor == version).all() for held in found.tensors.values() for tensor in held.values()

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from checkpoint_cases import load
 
 from placer import Constraints, Feature, Plan, Profile, Shard, Table, Topology
 from placer.data import open_log
@@ -150,7 +151,7 @@ FORMATS = {
         lambda folder: (folder / "rules.yaml").write_text(_RULES),
         Constraints.load,
     ),
-    "checkpoint": Format("step-000000000003", _saved, checkpoint.load),
+    "checkpoint": Format("step-000000000003", _saved, load),
     "dcp": Format("dcp", _dcp, _read_tensors),
 }
 """Formats by name; a name of the corpus begins with one, and a dot."""

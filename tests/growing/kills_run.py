@@ -22,9 +22,10 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import numba  # noqa: E402
 import torch  # noqa: E402
+from checkpoint_cases import load  # noqa: E402
 from growing_cases import CONFIG, growing_log, growing_plan  # noqa: E402
 
-from placer.training.checkpoint import exist, load  # noqa: E402
+from placer.training.checkpoint import exist  # noqa: E402
 from placer.training.config import CheckpointPolicy  # noqa: E402
 from placer.training.loop import train  # noqa: E402
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from checkpoint_cases import load
 from cli_cases import invoke
 from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
@@ -24,7 +25,6 @@ from placer import Plan
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.growing import KeyMap
 from placer.storage.table_files import write_tables
-from placer.training.checkpoint import load
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.pilot import compare_training

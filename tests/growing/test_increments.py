@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_cases import load
 from cli_cases import fail, invoke, succeed
 from growing_cases import CONFIG, click_samples, growing_log, growing_plan
 from safetensors.torch import load_file, save_file
@@ -20,7 +21,7 @@ from placer.executor import BagBatch
 from placer.growing import Growing, KeyMap
 from placer.storage.serving import ReadOnlyTables, load_read_only
 from placer.storage.table_files import write_increment, write_tables
-from placer.training.checkpoint import load, open_checkpoint
+from placer.training.checkpoint import open_checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.reading import batches

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from checkpoint_cases import load
 from cli_cases import succeed
 from fast_and_full import mostly_slow
 from growing_cases import CONFIG, HOW, growing_log, growing_plan
@@ -26,7 +27,7 @@ from placer.plan.plan import Plan
 from placer.storage.manifest import Checkpoint
 from placer.storage.table_files import keys_of
 from placer.tables import OPTIMIZERS, OptimizerName, Table
-from placer.training.checkpoint import load, open_checkpoint
+from placer.training.checkpoint import open_checkpoint
 from placer.training.config import CheckpointPolicy
 from placer.training.growing import grow_checkpoint, resized_keys
 from placer.training.loop import train

@@ -28,6 +28,7 @@ import numba
 import torch
 import torch._dynamo  # Before any rank is forked: DDP takes seconds to import it.
 import torch.distributed as dist
+from checkpoint_cases import load
 from training_ranks_cases import CASES, halved
 
 from placer.errors import PlacerError
@@ -221,7 +222,7 @@ def results(folder: Path) -> list[Any]:
 
 def same_tensors(one: Path, other: Path) -> bool:
     """Whether the newest checkpoints of two folders are equal to the bit."""
-    first, second = (checkpoint.load(folder) for folder in (one, other))
+    first, second = (load(folder) for folder in (one, other))
     return first.position == second.position and all(
         torch.equal(tensor, second.tensors[group][name])
         for group, held in first.tensors.items()
@@ -255,7 +256,7 @@ def faults_of(cell: tuple[str, str], base: Path, whole: Path) -> Iterator[str]:
             yield f"rank {victim} ended with {ends[victim]}"
         if fault == "error" and "a fault that nobody expected" not in ends[victim][1]:
             yield f"rank {victim} does not say what it met: {ends[victim][1]}"
-        saved = checkpoint.load(folder).position.step
+        saved = load(folder).position.step
         if saved != (2 * EVERY if phase == "published" else EVERY):
             yield f"the newest checkpoint is of step {saved}"
         print(f"{phase}, {fault}: {words.strip()}")

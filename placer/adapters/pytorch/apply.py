@@ -2,7 +2,7 @@
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -115,11 +115,8 @@ def apply_plan(
                 stand_ins[id(module)] = PlacedEmbedding(module, placed[name])
     _swap(model, stand_ins)
     # 4. Leave only the dense parameters to the optimizers.
-    constants_of = {
-        id(matched[table.name].weight): (table.optimizer, asdict(DEFAULTS[table.optimizer]) | said)
-        for table in plan.tables
-    }
-    _take_out_of(optimizers, matched, constants_of, [name for name in constants if name in said])
+    by_weight = {id(matched[name].weight): table for name, table in placed.items()}
+    _take_out_of(optimizers, by_weight, said.keys())
     if not any(parameter.requires_grad for parameter in model.parameters()):
         warnings.warn(
             "all trainable parameters of the model are in placed tables, which train in backward: "
@@ -292,30 +289,24 @@ _KINDS: Mapping[str, OptimizerName] = {
 
 def _take_out_of(
     optimizers: Iterable[torch.optim.Optimizer],
-    matched: Mapping[str, ModelTable],
-    constants_of: Mapping[int, tuple[OptimizerName, Mapping[str, Any]]],
-    said: Sequence[str],
+    tables: Mapping[int, PlacedTable],
+    said: Collection[str],
 ) -> None:
     """Remove the tables from optimizers; warn of what these would have done and tables do not.
 
-    `constants_of` has each table's optimizer and its constants, by the `id` of the weight. `said`
-    names the constants that the user has given.
+    `tables` is by the `id` of the weight. `said` names the options that the user has given.
     """
-    weights: Sequence[nn.Parameter] = [partner.weight for partner in matched.values()]
-    known = {id(weight) for weight in weights}
     for optimizer in optimizers:
         kind = _KINDS.get(type(optimizer).__name__)
         for group in optimizer.param_groups:
-            held = [parameter for parameter in group["params"] if id(parameter) in known]
+            held = [tables[id(p)] for p in group["params"] if id(p) in tables]
             told = dict.fromkeys(
-                words
-                for parameter in held
-                for words in _unlike(group, kind, *constants_of[id(parameter)], said)
+                words for table in held for words in _unlike(group, kind, table, said)
             )
             for words in told:
                 warnings.warn(words, stacklevel=3)
-            group["params"] = [p for p in group["params"] if id(p) not in known]
-        removed = [optimizer.state.pop(weight, {}) for weight in weights]
+            group["params"] = [p for p in group["params"] if id(p) not in tables]
+        removed = [optimizer.state.pop(p) for p in list(optimizer.state) if id(p) in tables]
         if steps := max((float(state.get("step", 0)) for state in removed), default=0):
             warnings.warn(
                 f"tables begin without the optimizer's state of their {steps:g} steps so far: read "
@@ -328,11 +319,11 @@ def _take_out_of(
 def _unlike(
     group: Mapping[str, Any],
     kind: OptimizerName | None,
-    own: OptimizerName,
-    constants: Mapping[str, Any],
-    said: Sequence[str],
+    table: PlacedTable,
+    said: Collection[str],
 ) -> Iterable[str]:
     """Yield a warning for each option of an optimizer's group that a table does not have."""
+    own = table.table.optimizer
     for name in _OPTIONS:
         if group.get(name):
             why = (
@@ -345,8 +336,8 @@ def _unlike(
         if name in said or name not in group or (name != "lr" and kind != own):
             continue
         value = group[name] if name == "betas" else float(group[name])
-        if value != constants[name]:
+        if value != table.options[name]:
             yield (
                 f"{name}={value} does not act on placed tables: these train with {own!r} and "
-                f"{name}={constants[name]}, as apply_plan was given no {name}="
+                f"{name}={table.options[name]}, as apply_plan was given no {name}="
             )

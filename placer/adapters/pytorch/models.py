@@ -289,8 +289,8 @@ class DrawnRows:
 
     Each block of `CHUNK_ROWS` rows is drawn on its own, seeded by a seed, the table's name and the
     block's first row. So weights do not depend on the plan or the number of ranks, and no process
-    holds the whole table. Padding is zero. If `reset_parameters` depends on the number of rows or
-    on their position, weights are uniform in ±1/√rows instead, and a warning says so.
+    holds the whole table. docs/pytorch.md says more, also of padding and of initializers that
+    cannot draw blocks.
     """
 
     def __init__(self, module: EmbeddingModule, name: str, seed: int) -> None:

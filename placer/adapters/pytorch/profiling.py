@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -14,7 +13,6 @@ from placer.adapters.pytorch.calls import bags_of, of_bags, of_rows, without
 from placer.adapters.pytorch.models import ModelTable, dtype_of, model_tables, pooling_of
 from placer.errors import DataError, PlanMismatchError
 from placer.executor import BagBatch
-from placer.profile.cdf import AccessCdf
 from placer.profile.count import DenseCounts, TableOptions
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile
@@ -132,17 +130,13 @@ def _samples(counters: Iterable["_TableCounter"]) -> int:
     return max(sizes, key=lambda size: (sizes[size], size), default=0)
 
 
-@dataclass(slots=True, eq=False)
 class _TableCounter:
-    name: str
-    table: ModelTable
-    calls: list[tuple[Pooling, BagBatch]] = field(default_factory=list)
-    features: dict[str, FeatureCounts] = field(default_factory=dict)
-    poolings: dict[str, Pooling] = field(default_factory=dict)
-    counts: DenseCounts = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.counts = DenseCounts(self.table.weight.shape[0])
+    def __init__(self, name: str, table: ModelTable) -> None:
+        self.name, self.table = name, table
+        self.calls: list[tuple[Pooling, BagBatch]] = []
+        self.features: dict[str, FeatureCounts] = {}
+        self.poolings: dict[str, Pooling] = {}
+        self.counts = DenseCounts(table.weight.shape[0])
 
     def note(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Record a module's call, before its forward."""
@@ -170,10 +164,7 @@ class _TableCounter:
         dtype = dtype_of(weight.dtype, self.name)
         options = TableOptions(weight.shape[1], dtype, optimizer, self.poolings)
         table = options.table(self.name, self.counts.rows, self.features, samples)
-        counts = RowCounts.from_dense(self.counts.values)
-        return TableProfile(
-            table, AccessCdf.from_counts(counts.counts, counts.rows), counts, self.features
-        )
+        return TableProfile.counted(table, RowCounts.from_dense(self.counts.values), self.features)
 
 
 def _lookups(

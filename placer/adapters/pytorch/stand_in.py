@@ -15,21 +15,6 @@ from placer.executor.embeddings import uncompiled
 from placer.executor.lookups.batch_reads import mean_from_sum, segment_max
 from placer.growing import KeyMap
 
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_is_full_backward_hook",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
-
 
 class StandIn(nn.Module):
     """Looks up a placed table. It has no parameters for an optimizer or DDP.
@@ -51,8 +36,9 @@ class StandIn(nn.Module):
         self.training = original.training
         # Direct calls of the original raise and say why it is empty.
         original.forward = partial(_is_empty, table.name)  # type: ignore[method-assign]
-        for hooks in _HOOKS:  # Shared, so existing handles can still remove them.
-            setattr(self, hooks, getattr(original, hooks))
+        for name in list(vars(self)):  # Shared, so existing handles can still remove them.
+            if "hook" in name:
+                setattr(self, name, getattr(original, name))
 
     @property
     def weight(self) -> Tensor:

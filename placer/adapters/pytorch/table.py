@@ -70,7 +70,7 @@ class PlacedTable:
         self.lr: float = options["lr"]  # Without a scheduler's share.
         self.eps: float = options["eps"]  # Added to √state.
         self.lr_share = 1.0
-        self._options = options
+        self.options = options
         self.calls: list[Call] = []  # Calls that have a gradient.
         self.open_calls = OpenCalls(self.calls)
         self.set_trainable(trainable)
@@ -98,7 +98,7 @@ class PlacedTable:
         self._own.set_lr(self.lr_now)
 
     def _options_now(self) -> dict[str, Any]:
-        return {**self._options, "lr": self.lr, "eps": self.eps}
+        return {**self.options, "lr": self.lr, "eps": self.eps}
 
     @property
     def embeddings(self) -> Embeddings:
@@ -113,7 +113,7 @@ class PlacedTable:
     @property
     def world(self) -> int:
         """Number of ranks that share the table."""
-        return self.shared.world if self._own is None else 1
+        return self.shared.world
 
     @property
     def name(self) -> str:
@@ -123,7 +123,7 @@ class PlacedTable:
     @property
     def backend(self) -> str:
         """Name of the backend; if ranks share the table, the name that was asked for."""
-        return str(self._options["backend"]) if self._own is None else self._own.backend
+        return str(self.options["backend"]) if self._own is None else self._own.backend
 
     @property
     def grows(self) -> bool:
@@ -134,7 +134,7 @@ class PlacedTable:
     def is_stateful(self) -> bool:
         """Whether its optimizer has a state."""
         has_state = bool(OPTIMIZER_STATE[self.table.optimizer])
-        return has_state or self._options["rounding"] == "stochastic"
+        return has_state or self.options["rounding"] == "stochastic"
 
     def look_up(
         self, lookups: BagBatch, output: Output | None = None, are_rows: bool = False

@@ -47,7 +47,6 @@ class SaveWatch:
             state = "the optimizer's state" if is_stateful else ""
             self._lost = state if with_rows else " and ".join(filter(None, ("the rows", state)))
             _lacking.add(self)
-            _watch_exit()
 
     def all_saved(self) -> None:
         """Note that rows and optimizer state were saved or loaded, or the plan was removed."""
@@ -61,11 +60,7 @@ class SaveWatch:
         self.is_ahead = True
 
 
-@cache
-def _watch_exit() -> None:
-    atexit.register(_at_exit)
-
-
+@atexit.register
 def _at_exit() -> None:
     # After an error or Ctrl-C, a run had no chance to save.
     if _lacking and not hasattr(sys, "last_value"):

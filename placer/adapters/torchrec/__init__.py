@@ -1,10 +1,6 @@
 """Convert plans to TorchRec's `ShardingPlan`, and TorchRec's plans to placer's.
 
-`to_sharding_plan` returns the plan that `DistributedModelParallel` takes. `from_sharding_plan`
-reads the plan of TorchRec's planner. TorchRec has one kernel for a table. So if a plan splits a
-table into hot and cold rows, call `split_tables` first, which makes two tables of it, and
-`merge_state_dict` when saving. Importing this imports neither torch nor torchrec. See
-docs/torchrec.md for the rest.
+docs/torchrec.md shows how to use the functions. Importing this imports neither torch nor torchrec.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,7 @@
 """Translate a plan's tables to TorchRec: one sharding type, kernel and cache load factor each.
 
-Plans can say more than TorchRec can hold: rows staged or pooled by the host, rows of one table in
-both tiers, strided row slices, uneven column slices or blocks, replicas of a part. Such plans are
-refused. So are uneven row blocks and blocks out of rank order: TorchRec accepts them silently and
-then trains the wrong rows.
+Plans that TorchRec cannot hold are refused, and so are those that it would train wrong without an
+error; docs/torchrec.md lists both.
 
 A table whose rows are read in two ways becomes two tables, divided at one row rank. A table that is
 divided by rows in another order than by id becomes one table with its rows in that order. In both
@@ -350,8 +348,6 @@ def with_fixed_rows(plan: Plan) -> Plan:
 
     Every GPU gets as many rows of such a table as the plan gives to one of them at most.
     """
-    if not plan.growing:
-        return plan
     tables = dict(plan.tables_by_name)
     shards: list[Shard] = []
     for name in plan.growing:

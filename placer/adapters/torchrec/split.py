@@ -26,11 +26,9 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
     """Split the model's tables that the plan needs in parts, and return the model.
 
     Call it before `to_sharding_plan`, before the model is sharded, and before optimizers are
-    applied. An embedding collection with such a table is replaced in place by a `SplitCollection`,
-    which takes ids and returns rows as before. It holds ``C3__hot`` and ``C3__cold`` for ``C3``, or
-    ``C3__ranked`` if the rows are divided in the order of a profile. Weights are copied, unless
-    they are on the meta device. If the model itself is an embedding collection, the returned
-    collection replaces it. `staged_as` is as in `to_sharding_plan`.
+    applied. An embedding collection with such a table is replaced in place by a `SplitCollection`.
+    Weights are copied, unless they are on the meta device. If the model itself is an embedding
+    collection, the returned collection replaces it. `staged_as` is as in `to_sharding_plan`.
 
     Raises PlanMismatchError if TorchRec has no such placement, or a table cannot be split.
     Raises BackendError if torchrec is not installed.

@@ -7,7 +7,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.tables import DType
 
+T = TypeVar("T")
 Kind = Literal[
     "header",
     "commands",
@@ -154,6 +155,12 @@ class Communicator:
     def numbers(self, values: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank, in the order of ranks. All must pass equally many."""
         said: list[list[int]] = self.gather("header", torch.tensor(values)).tolist()
+        return said
+
+    def objects(self, value: T) -> list[T]:
+        """Return the value of each rank, by rank. Values are pickled; bytes are not counted."""
+        said = [value] * self.world
+        self._run("header", lambda: dist.all_gather_object(said, value, group=self.group))
         return said
 
     def total(self, kind: Kind, values: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def _behind(
             raise failure
 
 
-def on_every_rank(error: Exception) -> bool:
+def on_every_rank(error: BaseException) -> bool:
     """Return whether every rank meets this error of a batch, so that all can go on.
 
     >>> errors = DataError("an id is negative"), BackendError("rank 1 is lost"), ValueError()

@@ -2,8 +2,7 @@
 
 Tables are divided into blocks of consecutive ids, and one process writes each block. Processes
 fetch a block's rows in *rounds*. In a round, every process requests one block or none from the
-processes that hold its rows, and writes it. So with any plan, a process needs memory for one more
-block, and the files are those that `nn.EmbeddingBag` would have saved.
+processes that hold its rows, and writes it. So a process needs memory for one more block.
 
 `torch.distributed.checkpoint.save` is not used. It would load all blocks of a process at once, or
 in another order than the rounds, and it waits forever if a process fails within a round.

@@ -27,17 +27,14 @@ def save_model(
 ) -> None:
     """Save a model with placed tables in the format of `torch.distributed.checkpoint`.
 
-    Tables are saved as in the unplaced model, for any plan. So
-    ``torch.distributed.checkpoint.load({"model": plain_model}, checkpoint_id=folder)`` loads them,
-    and `load_model` loads them under any plan, with any number of ranks. All ranks must call this
-    with the same model and see the folder, which must not exist yet and appears when it is
-    complete. Each rank writes its part, a block of rows at a time; none needs a whole table in
-    memory. The first rank writes everything else.
+    Tables are saved as in the unplaced model, for any plan; docs/distributed.md has the names, and
+    how plain PyTorch loads them. All ranks must call this with the same model and see the folder,
+    which must not exist yet and appears when it is complete. Each rank writes its part, a block of
+    rows at a time; none needs a whole table in memory.
 
     `model` is or contains `PlacedEmbeddings` or `ShardedEmbeddings`, or `placer.apply_plan` was
-    applied to it. It is saved as ``model.<key of its state dict>``; the optimizer state of tables
-    as ``table_optimizer.<key, with the state's name for "weight">``. `tensors` has other tensors to
-    save, under other names, such as the state of the dense layers' optimizer.
+    applied to it. `tensors` has other tensors to save, under other names, such as the state of the
+    dense layers' optimizer.
 
     Raises CheckpointError on all ranks if the folder exists or cannot be written, or if the model
     has no placed table, or a state that is no plain tensor. Raises BackendError if a rank is lost.
