@@ -74,18 +74,9 @@ class AccessCdf:
         rows = observed.size if rows is None else rows
         if observed.size > rows:
             raise ProfileError(f"{observed.size} counts for a table of {rows} rows")
-        values, repeats = _histogram(observed)
-        return cls.from_histogram(values[::-1], repeats[::-1], rows)
-
-    @classmethod
-    def from_histogram(
-        cls, weights: npt.ArrayLike, repeats: npt.ArrayLike, rows: int
-    ) -> "AccessCdf":
-        """Return the CDF of `repeats[i]` rows of frequency `weights[i]` each, hottest first."""
-        weight = np.asarray(weights, dtype=np.float64)
-        repeat = np.asarray(repeats, dtype=np.int64)
-        ranks = np.concatenate(([0], np.cumsum(repeat)))
-        mass = np.concatenate(([0.0], np.cumsum(weight * repeat)))
+        values, repeats = (array[::-1] for array in _histogram(observed))
+        ranks = np.concatenate(([0], np.cumsum(repeats)))
+        mass = np.concatenate(([0.0], np.cumsum(values.astype(np.float64) * repeats)))
         if ranks[-1] < rows:
             ranks, mass = np.append(ranks, rows), np.append(mass, mass[-1])
         shares = mass / mass[-1] if mass[-1] > 0 else mass
@@ -193,13 +184,9 @@ class AccessCdf:
             np.cumsum(touched * self.widths, out=unique[1:])
         return unique
 
-    def unique(self, lookups: float, start: float = 0, stop: float | None = None) -> float:
-        """Return the expected unique rows of ranks start..stop in a step of `lookups` lookups."""
-        before = self.unique_at_ranks(lookups)
-        if not start and stop is None:
-            return float(before[-1])
-        low, high = np.interp([start, self.rows if stop is None else stop], self.ranks, before)
-        return float(high - low)
+    def unique(self, lookups: float) -> float:
+        """Return the expected unique rows in a step of `lookups` lookups."""
+        return float(self.unique_at_ranks(lookups)[-1])
 
 
 def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
@@ -236,6 +223,17 @@ def _rank_grid(rows: int) -> Int:
     return np.unique(np.concatenate((hottest, np.rint(colder).astype(np.int64))))
 
 
+def ranks_at(ranks: Int, shares: Float, quantiles: Float) -> Int:
+    """Return the ranks at quantiles within [0, 1) of a CDF with these `ranks` and `shares`."""
+    segment = np.searchsorted(shares, quantiles, side="right") - 1
+    np.minimum(segment, ranks.size - 2, out=segment)
+    start, below = ranks[segment], shares[segment]
+    width = ranks[segment + 1] - start
+    within = (quantiles - below) / (shares[segment + 1] - below)
+    found: Int = start + np.minimum((within * width).astype(np.int64), width - 1)
+    return found
+
+
 # Ranks up to here have exact probabilities. Further ranks share geometric bins that are half a
 # percent wide: within a bin, the true density differs by less than `exponent` × 0.5%.
 _DRAWN_ONE_BY_ONE = 4096
@@ -270,7 +268,7 @@ class ZipfMandelbrot:
             )
 
     @cached_property
-    def _edges(self) -> npt.NDArray[np.int64]:
+    def _edges(self) -> Int:
         """First rank of each bin, and the number of rows at the end."""
         exact = np.arange(min(self.rows, _DRAWN_ONE_BY_ONE), dtype=np.int64)
         bins = int(np.ceil(np.log(self.rows / exact.size) / np.log(_DRAWN_BIN_GROWTH)))
@@ -278,8 +276,8 @@ class ZipfMandelbrot:
         return np.concatenate([exact, tail])
 
     @cached_property
-    def _cumulative(self) -> npt.NDArray[np.float64]:
-        """Cumulative probability up to the end of each bin."""
+    def _shares(self) -> Float:
+        """Probability of the ranks before each of `_edges`."""
         edges, s, q = self._edges, self.exponent, self.shift
         mass = np.diff(edges).astype(np.float64)
         exact = min(self.rows, _DRAWN_ONE_BY_ONE)
@@ -291,18 +289,12 @@ class ZipfMandelbrot:
         else:
             mass[exact:] = np.diff(bounds ** (1 - s)) / (1 - s)
         cumulative = np.cumsum(mass)
-        return np.asarray(cumulative / cumulative[-1])
+        return np.concatenate(([0.0], cumulative / cumulative[-1]))
 
-    def draw(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int64]:
+    def draw(self, rng: np.random.Generator, size: int) -> Int:
         """Return ranks of `size` independent accesses; int64, shape (size,)."""
         return self.ranks_at(rng.random(size))
 
-    def ranks_at(self, quantiles: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    def ranks_at(self, quantiles: Float) -> Int:
         """Return the ranks at quantiles within [0, 1)."""
-        edges, cumulative = self._edges, self._cumulative
-        bins = np.minimum(np.searchsorted(cumulative, quantiles, side="right"), cumulative.size - 1)
-        below = np.concatenate([[0.0], cumulative])[bins]
-        inside = (quantiles - below) / (cumulative[bins] - below)
-        width = edges[bins + 1] - edges[bins]
-        ranks = edges[bins] + np.minimum((inside * width).astype(np.int64), width - 1)
-        return np.asarray(ranks, dtype=np.int64)
+        return ranks_at(self._edges, self._shares, quantiles)
