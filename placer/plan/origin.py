@@ -46,7 +46,9 @@ def profile_of(
     # Fetch nothing from an address in a file, because others may have written the file.
     is_elsewhere = bool(uri_of(name)) or name.startswith(("//", "\\\\"))
     try:
-        is_there = name and not is_elsewhere and _is_there(folder / PROFILE_JSON)
+        json = folder / PROFILE_JSON
+        # `Path.exists` raises errors if a name is too long or invalid, as a file's may be.
+        is_there = name and not is_elsewhere and os.path.exists(json)  # noqa: PTH110
         recorded = None if is_there else named_workload(name)
     except PlacerError as error:
         if needed_for is None:
@@ -114,14 +116,6 @@ def open_as_profiled(
     return log
 
 
-def _is_there(path: Path) -> bool:
-    """Return whether a path exists; a path from a file may be too long or invalid."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
 def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
     """Raise PlanMismatchError if ids map to other rows than when the plan was made.
 
@@ -171,15 +165,7 @@ def with_tables_as_in(
     tables = []
     for known in profile:
         was = plan.tables_by_name.get(known.name)
-        if was is not None:
-            pooling = {one.name: one.pooling for one in was.features}
-            features = tuple(
-                replace(one, pooling=pooling.get(one.name, one.pooling))
-                for one in known.table.features
-            )
-            own: Any = {"dim": was.dim, "dtype": was.dtype, "optimizer": was.optimizer}
-            known = replace(known, table=replace(known.table, features=features, **own))
-        tables.append(known)
+        tables.append(known if was is None else replace(known, table=known.table.like(was)))
     return replace(profile, tables=tuple(tables))
 
 

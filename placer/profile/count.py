@@ -314,20 +314,5 @@ def profile_like(
         )
     log = open_log(paths, format, encoding=earlier.encoding.of_ids_alone)
     counted = profile_log(log, sample=sample, seed=seed, progress=progress)
-    tables = tuple(_alike(one, earlier[one.name]) for one in counted)
+    tables = tuple(replace(one, table=one.table.like(earlier[one.name].table)) for one in counted)
     return replace(counted, tables=tables, encoding=earlier.encoding)
-
-
-def _alike(counted: TableProfile, earlier: TableProfile) -> TableProfile:
-    was, pooling = earlier.table, {one.name: one.pooling for one in earlier.table.features}
-    features = tuple(
-        replace(one, pooling=pooling.get(one.name, one.pooling)) for one in counted.table.features
-    )
-    table = replace(
-        counted.table,
-        dim=was.dim,
-        dtype=was.dtype,
-        optimizer=was.optimizer,
-        features=features,
-    )
-    return replace(counted, table=table)
