@@ -50,8 +50,8 @@ class RowCounts:
         dense = np.asarray(counts)
         read = int(np.count_nonzero(dense))
         largest = int(dense.max()) if read else 0
-        ids = np.empty(read, dtype=_narrowest(dense.size))
-        kept = np.empty(read, dtype=_narrowest(largest))
+        ids = np.empty(read, dtype=narrowest(dense.size))
+        kept = np.empty(read, dtype=narrowest(largest))
         filled = 0
         # Go block by block: indices of a whole table would take 8 bytes per row.
         for start in range(0, dense.size, _BLOCK_ROWS):
@@ -86,6 +86,11 @@ class RowCounts:
         """Number of all lookups."""
         return int(self.counts.sum(dtype=np.int64))
 
+    @property
+    def of_row_0(self) -> int:
+        """Number of lookups of row 0, which ids outside a vocabulary share."""
+        return int(self.counts[:1][self.ids[:1] == 0].sum())  # Ids ascend.
+
     def hottest(self, rows: int | None = None) -> Int:
         """Return ids of the `rows` hottest rows, hottest first; by default all that were read.
 
@@ -105,13 +110,13 @@ class RowCounts:
             raise ProfileError(f"counts of {self.rows} and {other.rows} rows cannot be added")
         ids = np.union1d(self.ids, other.ids)
         largest = int(self.counts.max(initial=0)) + int(other.counts.max(initial=0))
-        counts = np.zeros(ids.size, dtype=_narrowest(largest))
+        counts = np.zeros(ids.size, dtype=narrowest(largest))
         counts[np.searchsorted(ids, self.ids)] = self.counts
         counts[np.searchsorted(ids, other.ids)] += other.counts
         return RowCounts(self.rows, ids, counts)
 
 
-def _narrowest(largest: int) -> np.dtype[np.signedinteger[Any]]:
+def narrowest(largest: int) -> np.dtype[np.signedinteger[Any]]:
     return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
 
 

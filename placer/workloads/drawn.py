@@ -8,10 +8,8 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib.resources import files
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -176,27 +174,21 @@ def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
     )
 
 
-@cache
-def _meta() -> dict[str, Any]:
-    """Return the rows of the trace's tables, and their source."""
-    text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
-    return document
-
-
 def meta_workload() -> Profile:
     """Return the 856 tables of Meta's synthetic traces of 2021.
 
     The trace never reads the features of tables with one row. These tables are kept, without
     lookups.
     """
+    text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
+    trace = json.loads(text)
     draws = _Draws(_META_SEED)
     return Profile(
         tuple(
             draws.table(f"t{number}", count, _META_DIM) if count > 1 else _unread(f"t{number}")
-            for number, count in enumerate(_meta()["rows"])
+            for number, count in enumerate(trace["rows"])
         ),
-        source=f"workload meta-t856: {_meta()['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
+        source=f"workload meta-t856: {trace['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
         f"dim {_META_DIM} is assumed. The 269 tables of one row are never read.",
     )
 

@@ -14,7 +14,6 @@ from placer.adapters.pytorch.calls import bags_of, of_bags, of_rows, without
 from placer.adapters.pytorch.models import ModelTable, dtype_of, model_tables, pooling_of
 from placer.errors import DataError, PlanMismatchError
 from placer.executor import BagBatch
-from placer.profile.cdf import AccessCdf
 from placer.profile.count import DenseCounts, TableOptions
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile
@@ -169,11 +168,9 @@ class _TableCounter:
         weight = self.table.weight
         dtype = dtype_of(weight.dtype, self.name)
         options = TableOptions(weight.shape[1], dtype, optimizer, self.poolings)
-        table = options.table(self.name, self.counts.rows, self.features, samples)
-        counts = RowCounts.from_dense(self.counts.values)
-        return TableProfile(
-            table, AccessCdf.from_counts(counts.counts, counts.rows), counts, self.features
-        )
+        counts = {self.name: RowCounts.from_dense(self.counts.values)}
+        (profile,) = options.profiles(counts, {self.name: self.features}, samples)
+        return profile
 
 
 def _lookups(
