@@ -32,11 +32,9 @@ def distinct_counts(
         distinct = np.flatnonzero(counts)
         return distinct, counts[distinct]
     # Sorting half as many bytes is about twice as fast.
-    ordered = np.sort(ids.astype(np.int32) if rows <= np.iinfo(np.int32).max else ids)
-    first = np.ones(ordered.size, dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
-    return ordered[starts], np.diff(starts, append=ordered.size)
+    return np.unique(
+        ids.astype(np.int32) if rows <= np.iinfo(np.int32).max else ids, return_counts=True
+    )
 
 
 class Slices:
