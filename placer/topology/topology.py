@@ -348,11 +348,12 @@ class Topology(TopologyFields):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Topology":
         """Read a topology from a YAML or TOML file; see docs/topology.md."""
-        from placer.topology.file import read
+        from placer.config_file import read_file
+        from placer.topology.file import TopologyFile, machine_in
 
-        machine = read(path)
+        entries = read_file(path, TopologyFile, "topology", TopologyError)
         try:
-            return cls(**vars(machine))._checked()
+            return cls(**vars(machine_in(entries, Path(path).stem)))._checked()
         except TopologyError as error:
             raise TopologyError(f"{path}: {error}") from error
 
