@@ -1,14 +1,7 @@
 """Write and read profiles: a small JSON, the counts, and vocabularies if there are any.
 
-A profile is a folder::
-
-    profile.json                        the content, and hashes of the other files
-    counts-<hash>.safetensors           counts, or CDFs of tables without counts
-    vocabulary-<hash>.parquet           raw ids by table and row
-
-Binary files are named by their content and written first. Then the JSON is replaced, and files that
-it no longer names are removed. So a crash leaves the old profile or the new one. docs/profile.md
-describes the files.
+docs/profile.md describes the files. Binary files are named by their content and written first. Then
+the JSON is replaced, and files that it no longer names are removed.
 """
 
 import hashlib
