@@ -204,11 +204,11 @@ class TableReader:
                     number = here.stop - here.start
                 else:
                     lookups, number = int(rows.counts[here].sum()), here.size
-                if not part.uses_row_cache:
+                if part.slots is None:
                     reads.append(PartRead(at, lookups, number))
                     continue
                 start, _, step = part.rows
-                slots = (rows.ranks[here].astype(np.int64) - start) // step + part.slot
+                slots = (rows.ranks[here].astype(np.int64) - start) // step + part.slots.start
                 counts = rows.counts[here].astype(np.int64)
                 reads.append(PartRead(at, lookups, number, slots, counts))
         return reads
