@@ -313,15 +313,15 @@ class Topology(TopologyFields):
 
         if Path(text).suffix.lower() in SUFFIXES:
             return cls.load(text).with_memory(hbm=hbm, dram=dram, ssd=ssd)
-        known_bytes = float("inf")
         if text.strip().lower() == "auto":
             from placer.topology.detect import detect, host_memory_bytes
 
             machine: TopologyFields = detect(hbm=hbm, dram=dram)
             known_bytes = host_memory_bytes()
         else:
-            machine, kind = machine_called(text), kinds(text)
-            known_bytes = known_bytes if kind is None else kind[1].memory_bytes
+            machine, known = machine_called(text), kinds(text)
+            assert known is not None, "`machine_called` refuses other names"
+            known_bytes = known[1].memory_bytes
         return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram, ssd=ssd)._checked(known_bytes)
 
     def _checked(self, host_bytes: float = float("inf")) -> "Topology":
