@@ -156,22 +156,16 @@ def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile
     [('t1', 6138289, 64), ('t2', 6138289, 8)]
     """
     candidates = meta_workload().tables
-    return tuple(
-        _resized(candidates[number], f"t{position}", dim)
-        for position, (number, dim) in enumerate(shapes, 1)
-    )
-
-
-def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
-    """Return a table of `meta_workload` with another name and dim."""
-    rows = max(profile.table.rows, _NEUROSHARD_LEAST_ROWS)
-    (feature,) = profile.table.features
-    return TableProfile(
-        Table(name, rows, dim, features=(replace(feature, name=name),)),
+    tables = []
+    for position, (number, dim) in enumerate(shapes, 1):
+        known, name = candidates[number], f"t{position}"
+        rows = max(known.table.rows, _NEUROSHARD_LEAST_ROWS)
+        (feature,) = known.table.features
+        table = Table(name, rows, dim, features=(replace(feature, name=name),))
         # A table that is never read has no exponent: any will do.
-        zipf_cdf(rows, profile.zipf_exponent or 1.0),
-        zipf_exponent=profile.zipf_exponent,
-    )
+        cdf = zipf_cdf(rows, known.zipf_exponent or 1.0)
+        tables.append(TableProfile(table, cdf, zipf_exponent=known.zipf_exponent))
+    return tuple(tables)
 
 
 def meta_workload() -> Profile:
