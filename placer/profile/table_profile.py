@@ -9,11 +9,10 @@ import numpy.typing as npt
 
 from placer.errors import ProfileError
 from placer.growing.working_set import HitRate
-from placer.profile.cdf import AccessCdf, Float, zipf_cdf
+from placer.profile.cdf import AccessCdf, Float, Int, zipf_cdf
 from placer.profile.locality import DistinctRows, Locality
 from placer.tables import Feature, Table
 
-Int = npt.NDArray[np.int64]
 # int32 if it suffices: a table of 40 million rows then takes 320 MB, not 640.
 AnyInt = npt.NDArray[np.signedinteger[Any]]
 
