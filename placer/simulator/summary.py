@@ -159,13 +159,9 @@ def _lookups(arrangement: Arrangement, counts: PartCounts) -> tuple[Float, Float
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Served):
     """Counts and time of one step."""
 
-    # See `placer.simulator.summary.Served`.
-    lookups: int
-    hbm_lookups: int
-    slow_rows: int
     # HBM entries for copies of rows over all row caches; see `StepCounts`.
     held: int
     needed: int
