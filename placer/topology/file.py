@@ -141,16 +141,11 @@ def dumps(topology: TopologyFields) -> str:
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
         document["emulated"] = True
-    hosts, gpus, links = (
-        _grouped(topology.hosts, "id"),
-        _grouped(topology.gpus, "id"),
-        _grouped(topology.links, "a"),
-    )
-    drives = [h.drive and DriveEntry.model_construct(**asdict(h.drive)) for _, h in hosts]
-    document["hosts"] = [
-        _document(HostEntry, host, id=id_, drive=drive)
-        for (id_, host), drive in zip(hosts, drives, strict=True)
-    ]
+    document["hosts"] = []
+    for id_, host in _grouped(topology.hosts, "id"):
+        drive = host.drive and DriveEntry.model_construct(**asdict(host.drive))
+        document["hosts"].append(_document(HostEntry, host, id=id_, drive=drive))
+    gpus, links = _grouped(topology.gpus, "id"), _grouped(topology.links, "a")
     document["gpus"] = [_document(GpuEntry, gpu, id=id_) for id_, gpu in gpus]
     document["links"] = [_document(LinkEntry, link, a=id_) for id_, link in links]
     if topology.sources:
