@@ -94,18 +94,8 @@ class AccessCdf:
         if rows == 0:
             return cls(np.zeros(1, np.int64), np.zeros(1))
         edges = _rank_grid(rows)
-        # The integral of the density is within 0.1% of the sum over a wide segment (midpoint
-        # rule over unit cells), so 40 million terms need not be added.
-        head = min(rows, _EXACT_HEAD)
-        ends = edges[head:].astype(np.float64) + 0.5 + shift
-        if abs(exponent - 1) < 1e-9:
-            # Use Python's `math` for the reason given at `_powers`.
-            tail = np.array(list(map(math.log, (ends[1:] / ends[:-1]).tolist())))
-        else:
-            tail = np.diff(_powers(ends, 1 - exponent)) / (1 - exponent)
-        mass = np.concatenate((np.zeros(head), tail))
-        narrow = np.diff(edges) == 1
-        mass[narrow] = _powers(edges[:-1][narrow] + 1.0 + shift, -exponent)
+        single = int(np.count_nonzero(np.diff(edges) == 1))
+        mass = _zipf_mass(edges, single, exponent, shift)
         # Exact ranks are followed by ranks of the midpoint rule: keep slopes decreasing there.
         slopes = np.minimum.accumulate(mass / np.diff(edges))
         shares = np.concatenate(([0.0], np.cumsum(slopes * np.diff(edges))))
@@ -209,8 +199,24 @@ def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
 
 # Use Python's `math`: NumPy's results differ in the last bit on processors with AVX-512. Problems
 # are hashed with all bits, and a plan must recognize its problem on other machines.
-def _powers(bases: Float, exponent: float) -> Float:
+def _powers(bases: npt.NDArray[np.floating[Any]], exponent: float) -> Float:
     return np.array(list(map(math.pow, bases.tolist(), repeat(exponent))), dtype=np.float64)
+
+
+def _zipf_mass(edges: Int, single: int, exponent: float, shift: float) -> Float:
+    """Return the sums of ``1 / (rank + 1 + shift) ** exponent`` over the ranks between edges.
+
+    The first `single` segments have one rank each. The integral of the density is within 0.1% of
+    the sum over a wide segment (midpoint rule over unit cells), so 40 million terms need not be
+    added.
+    """
+    ends = edges[single:] + 0.5 + shift
+    if abs(exponent - 1) < 1e-9:
+        # Use Python's `math` for the reason given at `_powers`.
+        tail = np.array(list(map(math.log, (ends[1:] / ends[:-1]).tolist())))
+    else:
+        tail = np.diff(_powers(ends, 1 - exponent)) / (1 - exponent)
+    return np.concatenate((_powers(edges[:single] + 1.0 + shift, -exponent), tail))
 
 
 def _rank_grid(rows: int) -> Int:
@@ -278,17 +284,8 @@ class ZipfMandelbrot:
     @cached_property
     def _shares(self) -> Float:
         """Probability of the ranks before each of `_edges`."""
-        edges, s, q = self._edges, self.exponent, self.shift
-        mass = np.diff(edges).astype(np.float64)
-        exact = min(self.rows, _DRAWN_ONE_BY_ONE)
-        mass[:exact] = (edges[:exact] + 1.0 + q) ** -s
-        # Approximate the sum over a bin by an integral between half ranks (midpoint rule).
-        bounds = edges[exact:] + 0.5 + q
-        if abs(s - 1) < 1e-9:
-            mass[exact:] = np.diff(np.log(bounds))
-        else:
-            mass[exact:] = np.diff(bounds ** (1 - s)) / (1 - s)
-        cumulative = np.cumsum(mass)
+        single = min(self.rows, _DRAWN_ONE_BY_ONE)
+        cumulative = np.cumsum(_zipf_mass(self._edges, single, self.exponent, self.shift))
         return np.concatenate(([0.0], cumulative / cumulative[-1]))
 
     def draw(self, rng: np.random.Generator, size: int) -> Int:
