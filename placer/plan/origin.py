@@ -46,9 +46,9 @@ def profile_of(
     # Fetch nothing from an address in a file, because others may have written the file.
     is_elsewhere = bool(uri_of(name)) or name.startswith(("//", "\\\\"))
     try:
-        json = folder / PROFILE_JSON
+        document = folder / PROFILE_JSON
         # `Path.exists` raises errors if a name is too long or invalid, as a file's may be.
-        is_there = name and not is_elsewhere and os.path.exists(json)  # noqa: PTH110
+        is_there = name and not is_elsewhere and os.path.exists(document)  # noqa: PTH110
         recorded = None if is_there else named_workload(name)
     except PlacerError as error:
         if needed_for is None:
