@@ -17,7 +17,6 @@ import yaml
 from placer import Feature, Problem, Profile, Table, TableProfile, Topology
 from placer.dense import DenseLayers
 from placer.plan.fields import Pipeline
-from placer.profile.cdf import zipf_cdf
 from placer.topology.presets import RESERVED_HBM_SHARE
 from placer.workloads import named_workload
 
@@ -187,7 +186,5 @@ def _profile(facts: Mapping[str, Any]) -> Profile:
                 for number, each in enumerate(lookups, 1)
             )
             table = Table(name, rows, dim, optimizer=optimizer, features=features)
-            exponent = float(facts["zipf"])
-            cdf = zipf_cdf(rows, exponent)
-            tables.append(TableProfile(table, cdf, zipf_exponent=exponent))
+            tables.append(TableProfile.zipf(table, float(facts["zipf"])))
     return Profile(tuple(tables), source="published measurement")

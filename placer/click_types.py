@@ -66,9 +66,6 @@ class InputPath(LocalPath):
         return super().convert(value, param, ctx)
 
 
-Written = Literal["file", "folder"]
-
-
 class OutputPath(LocalPath):
     """A path to write a result to. Before the command's work, `check` tests if it can be written.
 
@@ -80,7 +77,7 @@ class OutputPath(LocalPath):
 
     def __init__(
         self,
-        what: Written,
+        what: Literal["file", "folder"],
         endings: tuple[str, ...] = (),
         is_local: bool = False,
         makes_folders: bool = False,

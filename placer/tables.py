@@ -1,6 +1,6 @@
 """Embedding tables and the features that read them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, get_args
 
 from annotated_types import Ge, Interval
@@ -107,11 +107,6 @@ class Table:
             )
 
     @property
-    def element_bytes(self) -> int:
-        """Bytes of one weight."""
-        return DTYPE_BYTES[self.dtype]
-
-    @property
     def lookups_per_sample(self) -> float:
         """Mean number of lookups per sample, over all features that read the table."""
         return sum(feature.lookups_per_sample for feature in self.features)
@@ -124,7 +119,7 @@ class Table:
         columns = self.dim if width is None else width
         if dtype == "int8":
             return columns + INT8_SCALE_BYTES
-        return columns * (self.element_bytes if dtype is None else DTYPE_BYTES[dtype])
+        return columns * DTYPE_BYTES[dtype or self.dtype]
 
     def state_bytes_per_row(self, width: int | None = None) -> int:
         """Return the bytes of optimizer state of one row of a shard with `width` columns.
@@ -144,3 +139,13 @@ class Table:
     def total_bytes(self) -> int:
         """Bytes of weights and optimizer state of the whole table."""
         return self.rows * self.bytes_per_row()
+
+    def like(self, other: "Table") -> "Table":
+        """Return the table with the dim, type, optimizer and poolings of another."""
+        pooling = {feature.name: feature.pooling for feature in other.features}
+        features = tuple(
+            replace(feature, pooling=pooling.get(feature.name, feature.pooling))
+            for feature in self.features
+        )
+        own = replace(self, dim=other.dim, dtype=other.dtype, optimizer=other.optimizer)
+        return replace(own, features=features)

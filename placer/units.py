@@ -83,14 +83,14 @@ def counted(count: int, noun: str, nouns: str = "") -> str:
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
-def listed(names: Sequence[str], most: int = 40, between: str = ", ") -> str:
+def listed(names: Sequence[str], most: int = 40) -> str:
     """Join names for a message. If there are more than `most`, give only the first ones.
 
     >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], most=2)
     ('a, b, c', 'a, b and 1 more')
     """
     more = len(names) - most
-    return between.join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def format_share(value: float) -> str:

@@ -35,7 +35,6 @@ def test_a_dlrm_counted_by_hand() -> None:
     # Top: 2 of the bottom MLP, and the one pair.
     assert sizes == [("bottom", 2, 3), ("bottom", 3, 2), ("top", 3, 3), ("top", 3, 1)]
     assert network.macs_per_sample == (6 + 6 + 9 + 3) + 2 * 2 * 2
-    assert network.flops_per_sample == 6 * 32
     assert network.parameters == 9 + 8 + 12 + 4
     assert network.input_bytes_per_sample == 12
     assert [one.is_first for one in network.products] == [True, False, False, False]

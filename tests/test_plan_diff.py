@@ -77,7 +77,7 @@ def test_cells_are_those_of_brute_force(plans: tuple[Plan, Plan]) -> None:
     (table,) = new.tables
     if table.optimizer != "rowwise_adagrad":  # Its scalar moves with each part of a row.
         state = {"sgd": 0, "adagrad": 4, "adam": 8}[table.optimizer]
-        bytes_per_cell = table.element_bytes + state
+        bytes_per_cell = table.weight_bytes_per_row(1) + state
         assert found.moved_bytes == weight_cells * bytes_per_cell
     assert all(
         move.source in {h for homes in before.values() for h in homes} for move in found.moves

@@ -12,7 +12,6 @@ from safetensors.numpy import save_file
 
 from placer import Plan
 from placer.files.atomic import sha256_file
-from placer.plan.file import json_schema
 from placer.plan.memory import (
     ENTRY_BYTES_PASSING,
     ROW_CACHE_ENTRY_BYTES,
@@ -23,6 +22,7 @@ from placer.plan.memory import (
 )
 from placer.plan.verify import verify
 
+SCHEMA = json.loads((REPOSITORY / "placer" / "plan" / "plan.schema.json").read_text())
 TEXT = (REPOSITORY / "docs" / "plan-format.md").read_text(encoding="utf-8")
 
 
@@ -30,7 +30,7 @@ def test_the_example_is_a_sound_plan(tmp_path: Path) -> None:
     example = re.search(r"```json\n(.*?)```", TEXT, re.DOTALL)
     assert example is not None
     document = json.loads(example[1])
-    jsonschema.validate(document, json_schema())
+    jsonschema.validate(document, SCHEMA)
     order = document["row_order"]["C1"]
     ids = re.search(r"lists the ids (\d+), (\d+) and (\d+) for `C1`", TEXT)
     assert ids is not None
@@ -62,9 +62,8 @@ def test_its_figures_are_those_that_plans_are_made_with() -> None:
 
 
 def test_every_key_of_the_format_is_explained() -> None:
-    schema = json_schema()
-    keys = set(schema["properties"])
-    for model in schema["$defs"].values():
+    keys = set(SCHEMA["properties"])
+    for model in SCHEMA["$defs"].values():
         keys |= set(model["properties"])
     # Of links, words say what their ends and latency are.
     unexplained = {key for key in keys if f"`{key}`" not in TEXT and f".{key}`" not in TEXT}

@@ -110,7 +110,7 @@ def moved_bytes(old: Plan, new: Plan) -> int:
         was, now = places
         cells = sum(place not in was[cell] for cell, homes in now.items() for place in homes)
         assert all(edge % 8 == 0 for shard in (*old.shards, *new.shards) for edge in shard.cols)
-        total += cells * table.element_bytes * 8
+        total += cells * table.weight_bytes_per_row(1) * 8
     return total
 
 

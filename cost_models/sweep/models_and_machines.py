@@ -9,7 +9,6 @@ from typing import Any
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, FlopRate
 from placer.dense import DenseLayers, DenseNetwork
 from placer.errors import ProblemError, TopologyError
-from placer.profile.cdf import zipf_cdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.tables import MOST_DIM, MOST_ROWS, Feature, Table
@@ -65,9 +64,8 @@ class Setting:
 
     def profile(self, tables: int | None = None) -> Profile:
         """Return a profile of the first `tables` tables with Zipf accesses; ids are ranks."""
-        cdf = zipf_cdf(self.rows, self.skew)
         made = (
-            TableProfile(_table(self, number), cdf, zipf_exponent=self.skew)
+            TableProfile.zipf(_table(self, number), self.skew)
             for number in range(self.sparse if tables is None else tables)
         )
         source = f"sweep: {self.sparse} tables alike, Zipf exponent {self.skew:g} assumed"

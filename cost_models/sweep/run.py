@@ -239,7 +239,8 @@ class Steps:
 
     @property
     def _cpu_compute_s(self) -> float:
-        flops = self.setting.dense_network.flops_per_sample * CPU_BATCH
+        # Each layer has a product in forward and two in backward, of two operations each.
+        flops = 6 * self.setting.dense_network.macs_per_sample * CPU_BATCH
         return flops / self.platform.cpu.per_s
 
     @property

@@ -242,12 +242,11 @@ def _members(group: Sequence[str], tables: Mapping[str, int]) -> list[str]:
     patterns = [key for key in group if key not in named]
     if patterns:
         named |= {name for name in tables if any(matches(key, name) for key in patterns)}
-    members = sorted(named, key=tables.__getitem__)
-    if len(members) < 2:
+    if len(named) < 2:
         raise ProblemError(
-            f"together: {list(group)} is of {len(members)} table; a group needs two or more"
+            f"together: {list(group)} is of {len(named)} table; a group needs two or more"
         )
-    return members
+    return list(named)
 
 
 def _with_gpus(key: str, rule: TableRule, topology: Topology) -> TableRule:
@@ -305,8 +304,8 @@ def _left(device: Gpu | Host, kept_bytes: int) -> int:
     return device.memory_bytes - kept_bytes
 
 
-def _some(names: Sequence[str], wanted: str, most: int = 8) -> str:
+def _some(names: Sequence[str], wanted: str) -> str:
     """Return existing names for an error about an unknown name: all, or the nearest."""
-    if len(names) <= most:
+    if len(names) <= 8:
         return ", ".join(names)
-    return ", ".join(get_close_matches(wanted, names, n=3) or names[:most]) + " and others"
+    return ", ".join(get_close_matches(wanted, names, n=3) or names[:8]) + " and others"

@@ -25,9 +25,7 @@ DenseMath = Literal["float32", "tf32", "float16", "bfloat16"]
 
 DenseOptimizer = Literal["sgd", "adagrad", "adam"]
 
-INTERACTIONS: tuple[Interaction, ...] = get_args(Interaction)
 DENSE_MATH: tuple[DenseMath, ...] = get_args(DenseMath)
-DENSE_OPTIMIZERS: tuple[DenseOptimizer, ...] = get_args(DenseOptimizer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +60,9 @@ class DenseLayers:
 
     def __post_init__(self) -> None:
         for name, value, known in (
-            ("interaction", self.interaction, INTERACTIONS),
+            ("interaction", self.interaction, get_args(Interaction)),
             ("math", self.math, DENSE_MATH),
-            ("optimizer", self.optimizer, DENSE_OPTIMIZERS),
+            ("optimizer", self.optimizer, get_args(DenseOptimizer)),
         ):
             if value not in known:
                 raise ProblemError(f"dense layers: {name} {value!r} is none of {', '.join(known)}")

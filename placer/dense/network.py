@@ -12,7 +12,6 @@ from placer.tables import Table
 Part = Literal["bottom", "projection", "cross", "top"]
 
 FLOAT_BYTES = 4
-_FLOPS_PER_MAC = 6
 _MATH_BYTES = {"float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}
 _STATES = {"sgd": 0, "adagrad": 1, "adam": 2}
 
@@ -91,17 +90,6 @@ class DenseNetwork:
     def macs_per_sample(self) -> int:
         """Multiply-accumulates of the forward pass of one sample, with the interaction."""
         return sum(product.macs_per_sample for product in self.products) + self.interaction_macs
-
-    @property
-    def flops_per_sample(self) -> int:
-        """Floating-point operations of a training step of one sample.
-
-        A multiply-accumulate counts as two. The forward pass has one product for each layer, and
-        the backward pass two: for gradients of weights and of inputs. Inputs of the bottom MLP's
-        first layer need no gradient, so a third of
-        its counted operations is too much.
-        """
-        return _FLOPS_PER_MAC * self.macs_per_sample
 
     @property
     def parameters(self) -> int:

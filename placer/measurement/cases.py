@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -173,7 +174,9 @@ def random_cases(
         batch_size = min(max(2 ** round(wanted), _BATCH_SIZES[0]), _BATCH_SIZES[1]) * load
         bare = Case(f"random-{seed}-{number}", tables, exponents, batch_size, gpus, ())
         for _ in range(plans):
-            yield replace(bare, shards=_placement(rng, bare))
+            style = str(rng.choice(_PLAN_STYLES))
+            shards = [_table_shards(rng, bare, table, style) for table in range(len(tables))]
+            yield replace(bare, shards=tuple(chain.from_iterable(shards)))
 
 
 def _log_uniform(rng: np.random.Generator, low: float, high: float) -> float:
@@ -201,14 +204,6 @@ def _tables(rng: np.random.Generator, times: int) -> tuple[tuple[Table, ...], tu
         tables.append(table)
         exponents.append(round(float(rng.uniform(0.0, _MOST_EXPONENT)), 3))
     return tuple(tables), tuple(exponents)
-
-
-def _placement(rng: np.random.Generator, case: Case) -> tuple[Shard, ...]:
-    style = str(rng.choice(_PLAN_STYLES))
-    shards: list[Shard] = []
-    for number in range(len(case.tables)):
-        shards += _table_shards(rng, case, number, style)
-    return tuple(shards)
 
 
 def _table_shards(rng: np.random.Generator, case: Case, number: int, style: str) -> Iterator[Shard]:

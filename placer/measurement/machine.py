@@ -5,7 +5,6 @@ ends early can be continued.
 """
 
 import gzip
-import hashlib
 import json
 import os
 import platform
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from placer.errors import DataError, PlacerError
-from placer.files.atomic import write_text
+from placer.files.atomic import sha256_json, write_text
 from placer.files.reading import open_file
 from placer.measurement.cases import QUICK, Case, Effort, Measured, Setting, random_cases, resolved
 from placer.measurement.measure import Measurer
@@ -79,15 +78,10 @@ class Dataset:
                 raise DataError(f"{path}, line {number}, is no measurement: {error!r}") from error
         return cls(Setting(**header["setting"]), header["machine"], tuple(measurements))
 
-    def of_kind(self, *kinds: str) -> "Dataset":
-        """Return the measurements of cases of these kinds."""
-        kept = tuple(m for m in self.measurements if m.case.kind in kinds)
-        return Dataset(self.setting, self.machine, kept)
-
 
 def case_sha256(case: Case) -> str:
     """Return the SHA-256 of a case."""
-    return hashlib.sha256(json.dumps(case.to_json(), sort_keys=True).encode()).hexdigest()
+    return sha256_json(case.to_json())
 
 
 def _header(line: str, path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -14,17 +14,15 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.errors import PlanError
 from placer.plan.fields import Memory, Shard
 from placer.plan.memory import drive_of, home_of
-from placer.plan.plan import Plan, Ranks, distinct
+from placer.plan.plan import Int, Plan, Ranks, distinct
 from placer.plan.verify import check_shards
 from placer.tables import Table
 from placer.topology.topology import Topology
 
-Int = npt.NDArray[np.int64]
 Slice = tuple[int, int, int]
 
 TableStatus = Literal["same", "moved", "added", "removed", "reshaped"]

@@ -1,12 +1,11 @@
-"""Read and write plan files: check their form and their row orders, and describe their JSON Schema.
+"""Read and write plan files: check their form and their row orders.
 
-`placer/plan/plan.schema.json` is the shipped `json_schema()`; a test compares both.
+`placer/plan/plan.schema.json` is the JSON Schema of `PlanModel`; tests/test_plan_file.py makes it.
 """
 
 import glob
 import hashlib
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -94,19 +93,6 @@ class PlanModel(_Strict):
     solver: SolverRecord
     provenance: Provenance
     sha256: str = Field("", description="of all other keys, as `placer.files.atomic` has it")
-
-
-def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a plan file."""
-    schema = PlanModel.model_json_schema()
-    for model in schema["$defs"].values():  # Descriptions without examples.
-        model["description"] = re.split(r"\n\n(?:Examples|Raises|>>>)", model["description"])[0]
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "placer plan",
-        **{key: value for key, value in schema.items() if key != "title"},
-        "$comment": f"schema_version {SCHEMA_VERSION}; docs/plan-format.md says what it means",
-    }
 
 
 def write(plan: "Plan", path: StrPath) -> None:

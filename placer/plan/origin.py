@@ -46,7 +46,9 @@ def profile_of(
     # Fetch nothing from an address in a file, because others may have written the file.
     is_elsewhere = bool(uri_of(name)) or name.startswith(("//", "\\\\"))
     try:
-        is_there = name and not is_elsewhere and _is_there(folder / PROFILE_JSON)
+        document = folder / PROFILE_JSON
+        # `Path.exists` raises errors if a name is too long or invalid, as a file's may be.
+        is_there = name and not is_elsewhere and os.path.exists(document)  # noqa: PTH110
         recorded = None if is_there else named_workload(name)
     except PlacerError as error:
         if needed_for is None:
@@ -112,14 +114,6 @@ def open_as_profiled(
     if profile.source == log.description and profile.sampling == 1:
         log.expected_samples = profile.samples
     return log
-
-
-def _is_there(path: Path) -> bool:
-    """Return whether a path exists; a path from a file may be too long or invalid."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
 
 
 def check_ids(plan: Plan, ids_sha256: Mapping[str, str], whose: str) -> None:
@@ -197,15 +191,7 @@ def with_tables_as_in(
     tables = []
     for known in profile:
         was = plan.tables_by_name.get(known.name)
-        if was is not None:
-            pooling = {one.name: one.pooling for one in was.features}
-            features = tuple(
-                replace(one, pooling=pooling.get(one.name, one.pooling))
-                for one in known.table.features
-            )
-            own: Any = {"dim": was.dim, "dtype": was.dtype, "optimizer": was.optimizer}
-            known = replace(known, table=replace(known.table, features=features, **own))
-        tables.append(known)
+        tables.append(known if was is None else replace(known, table=known.table.like(was)))
     return replace(profile, tables=tuple(tables))
 
 

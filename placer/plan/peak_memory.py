@@ -117,17 +117,13 @@ class _Load:
     arenas: dict[object, _Arena] = field(default_factory=dict)
     vectors: float = 0.0
     output_bytes: float = 0.0
+    entries: int = 0  # Of all row caches.
     row_cache_bytes: int = 0
 
     @property
     def lookups(self) -> float:
         """Lookups of all arenas."""
         return sum(arena.lookups for arena in self.arenas.values())
-
-    @property
-    def entries(self) -> int:
-        """Entries of all row caches."""
-        return sum(arena.entries for arena in self.arenas.values())
 
 
 def peak_memory(
@@ -225,6 +221,7 @@ def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
                 arena.cold_rows += shard.row_count
                 entries = shard.staging_rows + shard.cache_rows
                 arena.entries += entries
+                load.entries += entries
                 load.row_cache_bytes += entries * table.bytes_per_row(shard.width)
             group = device, shard.table, shard.cols, len(shard.devices) > 1
             vectors = output_vectors(table, 0 if group in returned else samples, lookups)

@@ -36,18 +36,10 @@ class Plan(Summarized):
         Row orders of tables; other tables have order ``id``.
     hot_ids : dict of table name to int64 array
         The ids that the row order lists, hottest first; saved beside the plan.
-    batch_size : int
-        Samples per GPU and step that the plan was made for.
-    widths : tuple of str
-        Types that were allowed for cold rows besides their table's; see `placer.Problem`.
-    pipeline : {"look-ahead", "serial"}
-        Whether the next step is prepared while one trains.
-    dense : DenseLayers, MeasuredDense or None
-        The dense part that trains beside the embeddings; None if unknown.
-    growing : dict of table name to Growing
-        Tables whose ids may be any int64. An id gets a row when it is read.
-    exchange_dtype : {"float32", "bfloat16", "float16"}
-        Type in which pooled rows and their gradients travel between processes.
+    solver : SolverRecord
+    provenance : Provenance
+    batch_size, pipeline, dense, widths, growing, exchange_dtype
+        Those of the `placer.Problem` that the plan solves.
 
     Examples
     --------

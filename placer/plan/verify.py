@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -243,17 +243,11 @@ def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
         for low, high, active in _bands(columns, "low", "high", table.rows):
             work += len(active) + 1
             if work > _MOST_WORK:
-                fault = "its shards lie over each other in too many ways to check"
-                return f"table {table.name!r}: {fault}"
-            found = _classes_fault([(one.step, one.residue) for one in active], low, high)
-            if found is not None:
-                if isinstance(found, str):
-                    return f"table {table.name!r}, {found}"
-                rank, times = found
-                return (
-                    f"table {table.name!r}, columns {left}..{right}: rank {rank} is covered "
-                    f"{times} times; every row must be covered once"
-                )
+                words = "its shards lie over each other in too many ways to check"
+                return f"table {table.name!r}: {words}"
+            fault = _part_fault(active, low, high, f"columns {left}..{right}")
+            if fault is not None:
+                return f"table {table.name!r}, {fault}"
     return None
 
 
@@ -304,30 +298,30 @@ def _bands(
         yield low, high, list(active.values())
 
 
-def _classes_fault(
-    active: Sequence[tuple[int, int]], low: int, high: int
-) -> tuple[int, int] | str | None:
-    """Return a row rank of low..high that is not in exactly one class, and its count of classes."""
-    if len(active) == 1 and active[0][0] == 1:
+def _part_fault(active: Sequence[_Slice], low: int, high: int, columns: str) -> str | None:
+    """Return how slices fail to cover each row rank of low..high once; None if they do."""
+    if len(active) == 1 and active[0].step == 1:
         return None
     # Check one full period of the strides, or all ranks if they are fewer: each must have one
     # owner. The rest repeats.
-    span = _period(active, high - low)
+    strides = {one.step for one in active}
+    span = _period(strides, high - low)
     if span > _MOST_SPAN:
-        return f"strides {sorted({step for step, _ in active})[:9]} have too long a common period"
+        return f"strides {sorted(strides)[:9]} have too long a common period"
     owners = np.zeros(span, dtype=np.int32)
-    for step, residue in active:
-        owners[(residue - low) % step :: step] += 1
-    if (owners != 1).any():
-        rank = int(np.flatnonzero(owners != 1)[0])
-        return low + rank, int(owners[rank])
-    return None
+    for one in active:
+        owners[(one.residue - low) % one.step :: one.step] += 1
+    if (owners == 1).all():
+        return None
+    rank = int(np.flatnonzero(owners != 1)[0])
+    times = f"rank {low + rank} is covered {owners[rank]} times"
+    return f"{columns}: {times}; every row must be covered once"
 
 
-def _period(active: Sequence[tuple[int, int]], most: int) -> int:
+def _period(strides: Iterable[int], most: int) -> int:
     """Return the common period of strides, but at most `most`."""
     period = 1
-    for step in {step for step, _ in active}:
+    for step in strides:
         period = math.lcm(period, step)
         if period >= most:
             return most

@@ -74,18 +74,9 @@ class AccessCdf:
         rows = observed.size if rows is None else rows
         if observed.size > rows:
             raise ProfileError(f"{observed.size} counts for a table of {rows} rows")
-        values, repeats = _histogram(observed)
-        return cls.from_histogram(values[::-1], repeats[::-1], rows)
-
-    @classmethod
-    def from_histogram(
-        cls, weights: npt.ArrayLike, repeats: npt.ArrayLike, rows: int
-    ) -> "AccessCdf":
-        """Return the CDF of `repeats[i]` rows of frequency `weights[i]` each, hottest first."""
-        weight = np.asarray(weights, dtype=np.float64)
-        repeat = np.asarray(repeats, dtype=np.int64)
-        ranks = np.concatenate(([0], np.cumsum(repeat)))
-        mass = np.concatenate(([0.0], np.cumsum(weight * repeat)))
+        values, repeats = (array[::-1] for array in _histogram(observed))
+        ranks = np.concatenate(([0], np.cumsum(repeats)))
+        mass = np.concatenate(([0.0], np.cumsum(values.astype(np.float64) * repeats)))
         if ranks[-1] < rows:
             ranks, mass = np.append(ranks, rows), np.append(mass, mass[-1])
         shares = mass / mass[-1] if mass[-1] > 0 else mass
@@ -103,18 +94,8 @@ class AccessCdf:
         if rows == 0:
             return cls(np.zeros(1, np.int64), np.zeros(1))
         edges = _rank_grid(rows)
-        # The integral of the density is within 0.1% of the sum over a wide segment (midpoint
-        # rule over unit cells), so 40 million terms need not be added.
-        head = min(rows, _EXACT_HEAD)
-        ends = edges[head:].astype(np.float64) + 0.5 + shift
-        if abs(exponent - 1) < 1e-9:
-            # Use Python's `math` for the reason given at `_powers`.
-            tail = np.array(list(map(math.log, (ends[1:] / ends[:-1]).tolist())))
-        else:
-            tail = np.diff(_powers(ends, 1 - exponent)) / (1 - exponent)
-        mass = np.concatenate((np.zeros(head), tail))
-        narrow = np.diff(edges) == 1
-        mass[narrow] = _powers(edges[:-1][narrow] + 1.0 + shift, -exponent)
+        single = int(np.count_nonzero(np.diff(edges) == 1))
+        mass = _zipf_mass(edges, single, exponent, shift)
         # Exact ranks are followed by ranks of the midpoint rule: keep slopes decreasing there.
         slopes = np.minimum.accumulate(mass / np.diff(edges))
         shares = np.concatenate(([0.0], np.cumsum(slopes * np.diff(edges))))
@@ -193,13 +174,9 @@ class AccessCdf:
             np.cumsum(touched * self.widths, out=unique[1:])
         return unique
 
-    def unique(self, lookups: float, start: float = 0, stop: float | None = None) -> float:
-        """Return the expected unique rows of ranks start..stop in a step of `lookups` lookups."""
-        before = self.unique_at_ranks(lookups)
-        if not start and stop is None:
-            return float(before[-1])
-        low, high = np.interp([start, self.rows if stop is None else stop], self.ranks, before)
-        return float(high - low)
+    def unique(self, lookups: float) -> float:
+        """Return the expected unique rows in a step of `lookups` lookups."""
+        return float(self.unique_at_ranks(lookups)[-1])
 
 
 def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
@@ -222,8 +199,24 @@ def _histogram(counts: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Int]:
 
 # Use Python's `math`: NumPy's results differ in the last bit on processors with AVX-512. Problems
 # are hashed with all bits, and a plan must recognize its problem on other machines.
-def _powers(bases: Float, exponent: float) -> Float:
+def _powers(bases: npt.NDArray[np.floating[Any]], exponent: float) -> Float:
     return np.array(list(map(math.pow, bases.tolist(), repeat(exponent))), dtype=np.float64)
+
+
+def _zipf_mass(edges: Int, single: int, exponent: float, shift: float) -> Float:
+    """Return the sums of ``1 / (rank + 1 + shift) ** exponent`` over the ranks between edges.
+
+    The first `single` segments have one rank each. The integral of the density is within 0.1% of
+    the sum over a wide segment (midpoint rule over unit cells), so 40 million terms need not be
+    added.
+    """
+    ends = edges[single:] + 0.5 + shift
+    if abs(exponent - 1) < 1e-9:
+        # Use Python's `math` for the reason given at `_powers`.
+        tail = np.array(list(map(math.log, (ends[1:] / ends[:-1]).tolist())))
+    else:
+        tail = np.diff(_powers(ends, 1 - exponent)) / (1 - exponent)
+    return np.concatenate((_powers(edges[:single] + 1.0 + shift, -exponent), tail))
 
 
 def _rank_grid(rows: int) -> Int:
@@ -234,6 +227,17 @@ def _rank_grid(rows: int) -> Int:
     decades = np.log10(rows / _EXACT_HEAD)
     colder = np.geomspace(_EXACT_HEAD, rows, int(np.ceil(decades * _GRID_PER_DECADE)) + 1)
     return np.unique(np.concatenate((hottest, np.rint(colder).astype(np.int64))))
+
+
+def ranks_at(ranks: Int, shares: Float, quantiles: Float) -> Int:
+    """Return the ranks at quantiles within [0, 1) of a CDF with these `ranks` and `shares`."""
+    segment = np.searchsorted(shares, quantiles, side="right") - 1
+    np.minimum(segment, ranks.size - 2, out=segment)
+    start, below = ranks[segment], shares[segment]
+    width = ranks[segment + 1] - start
+    within = (quantiles - below) / (shares[segment + 1] - below)
+    found: Int = start + np.minimum((within * width).astype(np.int64), width - 1)
+    return found
 
 
 # Ranks up to here have exact probabilities. Further ranks share geometric bins that are half a
@@ -270,7 +274,7 @@ class ZipfMandelbrot:
             )
 
     @cached_property
-    def _edges(self) -> npt.NDArray[np.int64]:
+    def _edges(self) -> Int:
         """First rank of each bin, and the number of rows at the end."""
         exact = np.arange(min(self.rows, _DRAWN_ONE_BY_ONE), dtype=np.int64)
         bins = int(np.ceil(np.log(self.rows / exact.size) / np.log(_DRAWN_BIN_GROWTH)))
@@ -278,31 +282,16 @@ class ZipfMandelbrot:
         return np.concatenate([exact, tail])
 
     @cached_property
-    def _cumulative(self) -> npt.NDArray[np.float64]:
-        """Cumulative probability up to the end of each bin."""
-        edges, s, q = self._edges, self.exponent, self.shift
-        mass = np.diff(edges).astype(np.float64)
-        exact = min(self.rows, _DRAWN_ONE_BY_ONE)
-        mass[:exact] = (edges[:exact] + 1.0 + q) ** -s
-        # Approximate the sum over a bin by an integral between half ranks (midpoint rule).
-        bounds = edges[exact:] + 0.5 + q
-        if abs(s - 1) < 1e-9:
-            mass[exact:] = np.diff(np.log(bounds))
-        else:
-            mass[exact:] = np.diff(bounds ** (1 - s)) / (1 - s)
-        cumulative = np.cumsum(mass)
-        return np.asarray(cumulative / cumulative[-1])
+    def _shares(self) -> Float:
+        """Probability of the ranks before each of `_edges`."""
+        single = min(self.rows, _DRAWN_ONE_BY_ONE)
+        cumulative = np.cumsum(_zipf_mass(self._edges, single, self.exponent, self.shift))
+        return np.concatenate(([0.0], cumulative / cumulative[-1]))
 
-    def draw(self, rng: np.random.Generator, size: int) -> npt.NDArray[np.int64]:
+    def draw(self, rng: np.random.Generator, size: int) -> Int:
         """Return ranks of `size` independent accesses; int64, shape (size,)."""
         return self.ranks_at(rng.random(size))
 
-    def ranks_at(self, quantiles: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    def ranks_at(self, quantiles: Float) -> Int:
         """Return the ranks at quantiles within [0, 1)."""
-        edges, cumulative = self._edges, self._cumulative
-        bins = np.minimum(np.searchsorted(cumulative, quantiles, side="right"), cumulative.size - 1)
-        below = np.concatenate([[0.0], cumulative])[bins]
-        inside = (quantiles - below) / (cumulative[bins] - below)
-        width = edges[bins + 1] - edges[bins]
-        ranks = edges[bins] + np.minimum((inside * width).astype(np.int64), width - 1)
-        return np.asarray(ranks, dtype=np.int64)
+        return ranks_at(self._edges, self._shares, quantiles)

@@ -38,24 +38,6 @@ class TableOptions:
     optimizer: OptimizerName = "rowwise_adagrad"
     pooling: Pooling | Mapping[str, Pooling] = "sum"
 
-    def table(
-        self, name: str, rows: int, features: Mapping[str, FeatureCounts], samples: int
-    ) -> Table:
-        """Return a table with the pooling factor and coverage of its features' counts."""
-        return Table(
-            name=name,
-            rows=rows,
-            dim=_given(self.dim, name, 64),
-            dtype=self.dtype,
-            optimizer=self.optimizer,
-            features=tuple(
-                count.measured(
-                    Feature(feature, pooling=_given(self.pooling, feature, "sum")), samples
-                )
-                for feature, count in features.items()
-            ),
-        )
-
     def profiles(
         self,
         counts: Mapping[str, RowCounts],
@@ -64,12 +46,18 @@ class TableOptions:
     ) -> list[TableProfile]:
         """Return profiles of tables from counts of their rows and features."""
         self.check([name for own in features.values() for name in own], counts)
-        return [
-            TableProfile.counted(
-                self.table(name, own.rows, features[name], samples), own, features[name]
+        profiles = []
+        for name, own in counts.items():
+            read = tuple(
+                count.measured(
+                    Feature(feature, pooling=_given(self.pooling, feature, "sum")), samples
+                )
+                for feature, count in features[name].items()
             )
-            for name, own in counts.items()
-        ]
+            dim = _given(self.dim, name, 64)
+            table = Table(name, own.rows, dim, self.dtype, self.optimizer, read)
+            profiles.append(TableProfile.counted(table, own, features[name]))
+        return profiles
 
     def check(self, features: Collection[str], tables: Collection[str]) -> None:
         """Raise DataError if a pooling names an unknown feature, or a dim an unknown table."""
@@ -263,9 +251,7 @@ def _unknown(log: Log, table: TableProfile) -> UnknownIds | None:
     """Return counts of ids that a table's vocabulary lacks; None without a vocabulary."""
     if not isinstance(log, EncodedLog) or table.name not in log.unknown or table.counts is None:
         return None
-    # Ids ascend, so row 0 is the first if it was read.
-    of_row_0 = table.counts.counts[:1][table.counts.ids[:1] == 0]
-    return UnknownIds(int(of_row_0.sum()), log.unknown[table.name].estimate())
+    return UnknownIds(table.counts.of_row_0, log.unknown[table.name].estimate())
 
 
 def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:
@@ -314,20 +300,5 @@ def profile_like(
         )
     log = open_log(paths, format, encoding=earlier.encoding.of_ids_alone)
     counted = profile_log(log, sample=sample, seed=seed, progress=progress)
-    tables = tuple(_alike(one, earlier[one.name]) for one in counted)
+    tables = tuple(replace(one, table=one.table.like(earlier[one.name].table)) for one in counted)
     return replace(counted, tables=tables, encoding=earlier.encoding)
-
-
-def _alike(counted: TableProfile, earlier: TableProfile) -> TableProfile:
-    was, pooling = earlier.table, {one.name: one.pooling for one in earlier.table.features}
-    features = tuple(
-        replace(one, pooling=pooling.get(one.name, one.pooling)) for one in counted.table.features
-    )
-    table = replace(
-        counted.table,
-        dim=was.dim,
-        dtype=was.dtype,
-        optimizer=was.optimizer,
-        features=features,
-    )
-    return replace(counted, table=table)

@@ -1,14 +1,7 @@
 """Write and read profiles: a small JSON, the counts, and vocabularies if there are any.
 
-A profile is a folder::
-
-    profile.json                        the content, and hashes of the other files
-    counts-<hash>.safetensors           counts, or CDFs of tables without counts
-    vocabulary-<hash>.parquet           raw ids by table and row
-
-Binary files are named by their content and written first. Then the JSON is replaced, and files that
-it no longer names are removed. So a crash leaves the old profile or the new one. docs/profile.md
-describes the files.
+docs/profile.md describes the files. Binary files are named by their content and written first. Then
+the JSON is replaced, and files that it no longer names are removed.
 """
 
 import hashlib
@@ -23,6 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load as from_bytes
+from safetensors.numpy import save as to_bytes
 
 from placer.data.encoding import Encoding
 from placer.data.log import Keys
@@ -42,7 +38,13 @@ from placer.files.reading import LimitError, read_json, read_limited
 from placer.growing.working_set import HitRate
 from placer.profile.cdf import AccessCdf
 from placer.profile.locality import WindowCounts
-from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
+from placer.profile.table_profile import (
+    FeatureCounts,
+    RowCounts,
+    TableProfile,
+    UnknownIds,
+    narrowest,
+)
 from placer.tables import DType, Feature, OptimizerName, Table
 
 if TYPE_CHECKING:
@@ -113,7 +115,8 @@ def write(profile: "Profile", path: StrPath) -> None:
     with replacing_parts(
         folder / JSON_NAME, lambda: chain.from_iterable(map(folder.glob, kinds))
     ) as names:
-        files = {"counts": _write(folder, "counts", "safetensors", _safetensors(arrays))}
+        content = to_bytes({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        files = {"counts": _write(folder, "counts", "safetensors", content)}
         if encoding is not None and encoding.vocabularies:
             content = _vocabulary_to_parquet(encoding.vocabularies)
             files["vocabulary"] = _write(folder, "vocabulary", "parquet", content)
@@ -230,30 +233,16 @@ def _unpacked(rows: int, arrays: _Arrays, key: str) -> RowCounts:
     if f"{key}.dense" in arrays:
         return RowCounts.from_dense(arrays[f"{key}.dense"])
     ids = np.cumsum(arrays[f"{key}.gaps"], dtype=np.int64)
-    return RowCounts(rows, _as_signed(ids), _as_signed(arrays[f"{key}.counts"]))
-
-
-def _as_signed(values: npt.NDArray[Any]) -> npt.NDArray[np.signedinteger[Any]]:
-    largest = int(values.max(initial=0))
-    return values.astype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
+    counts = arrays[f"{key}.counts"]
+    ids, counts = (one.astype(narrowest(int(one.max(initial=0)))) for one in (ids, counts))
+    return RowCounts(rows, ids, counts)
 
 
 def _narrowest(values: npt.NDArray[Any]) -> np.dtype[Any]:
     return np.min_scalar_type(int(values.max(initial=0)))
 
 
-def _safetensors(arrays: _Arrays) -> bytes:
-    from safetensors.numpy import save as to_bytes
-
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    content: bytes = to_bytes(contiguous)
-    return content
-
-
 def _read_safetensors(content: bytes, name: str) -> _Arrays:
-    from safetensors import SafetensorError
-    from safetensors.numpy import load as from_bytes
-
     try:
         arrays: _Arrays = from_bytes(content)
     except SafetensorError as error:

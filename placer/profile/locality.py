@@ -12,9 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from placer.data.log import Bags
-from placer.profile.cdf import AccessCdf
-
-Float = npt.NDArray[np.float64]
+from placer.profile.cdf import AccessCdf, Float
 
 STRETCH_SAMPLES = 65536
 """Length of a stretch: consecutive samples held in memory, in which windows are counted."""

@@ -8,7 +8,6 @@ from functools import cached_property, reduce
 from itertools import zip_longest
 from operator import add
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +21,6 @@ from placer.units import Summarized, format_bytes
 
 if TYPE_CHECKING:
     from placer.data.encoding import Encoding
-
-_AS_THEY_ARE: Mapping[str, Pooling] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,7 +114,7 @@ class Profile(Summarized):
         dim: int | None = None,
         dtype: DType | None = None,
         optimizer: OptimizerName | None = None,
-        pooling: Mapping[str, Pooling] = _AS_THEY_ARE,
+        pooling: Mapping[str, Pooling] | None = None,
         names: Sequence[str] | None = None,
     ) -> "Profile":
         """Return the profile with another dim, dtype, optimizer or pooling, or with fewer tables.
@@ -126,6 +123,7 @@ class Profile(Summarized):
 
         Raises ProfileError if there is no such table or feature.
         """
+        pooling = pooling or {}
         features = {feature.name for one in self.tables for feature in one.table.features}
         unknown = [name for name in pooling if name != "*" and name not in features]
         if unknown:

@@ -9,11 +9,10 @@ import numpy.typing as npt
 
 from placer.errors import ProfileError
 from placer.growing.working_set import HitRate
-from placer.profile.cdf import AccessCdf, Float, zipf_cdf
+from placer.profile.cdf import AccessCdf, Float, Int, zipf_cdf
 from placer.profile.locality import DistinctRows, Locality
 from placer.tables import Feature, Table
 
-Int = npt.NDArray[np.int64]
 # int32 if it suffices: a table of 40 million rows then takes 320 MB, not 640.
 AnyInt = npt.NDArray[np.signedinteger[Any]]
 
@@ -50,8 +49,8 @@ class RowCounts:
         dense = np.asarray(counts)
         read = int(np.count_nonzero(dense))
         largest = int(dense.max()) if read else 0
-        ids = np.empty(read, dtype=_narrowest(dense.size))
-        kept = np.empty(read, dtype=_narrowest(largest))
+        ids = np.empty(read, dtype=narrowest(dense.size))
+        kept = np.empty(read, dtype=narrowest(largest))
         filled = 0
         # Go block by block: indices of a whole table would take 8 bytes per row.
         for start in range(0, dense.size, _BLOCK_ROWS):
@@ -86,6 +85,11 @@ class RowCounts:
         """Number of all lookups."""
         return int(self.counts.sum(dtype=np.int64))
 
+    @property
+    def of_row_0(self) -> int:
+        """Number of lookups of row 0, which ids outside a vocabulary share."""
+        return int(self.counts[:1][self.ids[:1] == 0].sum())  # Ids ascend.
+
     def hottest(self, rows: int | None = None) -> Int:
         """Return ids of the `rows` hottest rows, hottest first; by default all that were read.
 
@@ -105,13 +109,13 @@ class RowCounts:
             raise ProfileError(f"counts of {self.rows} and {other.rows} rows cannot be added")
         ids = np.union1d(self.ids, other.ids)
         largest = int(self.counts.max(initial=0)) + int(other.counts.max(initial=0))
-        counts = np.zeros(ids.size, dtype=_narrowest(largest))
+        counts = np.zeros(ids.size, dtype=narrowest(largest))
         counts[np.searchsorted(ids, self.ids)] = self.counts
         counts[np.searchsorted(ids, other.ids)] += other.counts
         return RowCounts(self.rows, ids, counts)
 
 
-def _narrowest(largest: int) -> np.dtype[np.signedinteger[Any]]:
+def narrowest(largest: int) -> np.dtype[np.signedinteger[Any]]:
     return np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64)
 
 

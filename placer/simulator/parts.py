@@ -8,11 +8,9 @@ executor does.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from placer.errors import PlanMismatchError
@@ -27,10 +25,12 @@ from placer.executor.memory.layout import (
     ArenaKey,
     ArenaShard,
     SlicedColumns,
+    SlotRange,
     slice_columns,
+    slot_range,
 )
 from placer.plan.fields import Lookup
-from placer.plan.plan import Plan, knows_hot_rows, warm_members
+from placer.plan.plan import Plan
 from placer.plan.verify import violations
 
 
@@ -49,26 +49,15 @@ class Part:
     arena: int  # Number among all modules' arenas. Parts of an arena share a row cache.
     replicated: bool  # Whether other processes hold the same rows.
     lookup: Lookup
-    # HBM entries that the part adds to its row cache.
-    staging_rows: int
-    cache_rows: int
     # Bytes of a row: weights alone, and weights with optimizer state.
     weight_bytes: int
     row_bytes: int
-    slot: int = -1  # First slot in the arena's row cache; −1 without one.
-    # Rows that its cache holds at first, from `placer.plan.plan.warm_members`.
-    warm: npt.NDArray[np.int64] | None = field(default=None, compare=False)
-    is_ordered: bool = True  # Whether the plan says which rows are hot.
-
-    @property
-    def row_count(self) -> int:
-        """Number of rows."""
-        return len(range(*self.rows))
+    slots: SlotRange | None = None  # Slots in the arena's row cache, if it is staged or cached.
 
     @property
     def uses_row_cache(self) -> bool:
         """Whether its rows are copied to HBM when they are read."""
-        return self.lookup in ("staged", "cached")
+        return self.slots is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +176,13 @@ class _Builder:
                     self.parts.append(self._part(module, columns, part, local, target))
         for members in arenas.values():
             cached, slot = [], 0
-            for _, at in sorted(members, key=lambda member: member[0].order):
-                own, first = self.parts[at], -1
-                if own.uses_row_cache:
+            for part, at in sorted(members, key=lambda member: member[0].order):
+                slots = None
+                if part.shard.lookup in ("staged", "cached"):
                     cached.append(at)
-                    first, slot = slot, slot + own.row_count
-                self.parts[at] = replace(own, arena=self._arenas, slot=first)
+                    slots = slot_range(local.plan, part, slot)
+                    slot = slots.stop
+                self.parts[at] = replace(self.parts[at], arena=self._arenas, slots=slots)
             if cached:
                 self.row_caches[self._arenas] = tuple(cached)
             self._arenas += 1
@@ -224,10 +214,6 @@ class _Builder:
             -1,
             module.replicated,
             part.shard.lookup,
-            part.shard.staging_rows,
-            part.shard.cache_rows,
             weight_bytes,
             weight_bytes + table.state_bytes_per_row(stop - start),
-            warm=warm_members(local.plan, table.name, part.shard.rows),
-            is_ordered=knows_hot_rows(local.plan, table.name),
         )

@@ -25,7 +25,7 @@ from placer.growing.hashes import parts_of
 from placer.growing.options import OPEN_OVER_RANKS
 from placer.plan.plan import Plan
 from placer.simulator.counts import Int, PartCounts, Served, StepCounts, nothing_sent
-from placer.simulator.parts import Part, arrange
+from placer.simulator.parts import arrange
 from placer.simulator.sent_bytes import ReplicaExchange, TableExchange
 from placer.simulator.table_reads import PartRead, TableRead, TableReader
 from placer.tables import DTYPE_BYTES, Table
@@ -78,7 +78,9 @@ class Simulator:
                 f"no cache policy is called {policy!r}; choose from {', '.join(get_args(Policy))}"
             )
         self._row_caches = {
-            arena: ArenaRowCache([arrangement.parts[at] for at in members], policy)
+            arena: ArenaRowCache(
+                [slots for at in members if (slots := arrangement.parts[at].slots)], policy
+            )
             for arena, members in arrangement.row_caches.items()
         }
         # By module: numbers of the next steps, and of open steps, whose rows stay in place.
@@ -269,29 +271,19 @@ def _bags_of(chunk: Chunk, table: Table) -> list[Bags]:
 
 
 class ArenaRowCache:
-    """The row cache of an arena's parts, given in the order of their slots.
+    """The row cache of an arena's parts, given by their slots in order.
 
     It uses the executor's own directory (`RowCache`), without any rows. It resolves the same steps
     in the same order, so ties are decided alike, and counts are exact.
     """
 
-    def __init__(self, parts: list[Part], policy: Policy) -> None:
-        self._starts = np.array([part.slot for part in parts] + [_end(parts[-1])], dtype=np.int64)
-        ranges = [
-            SlotRange(
-                part.slot,
-                _end(part),
-                part.staging_rows,
-                part.cache_rows,
-                part.warm,
-                part.is_ordered,
-            )
-            for part in parts
-        ]
+    def __init__(self, ranges: Sequence[SlotRange], policy: Policy) -> None:
+        starts = [part.start for part in ranges]
+        self._starts = np.array([*starts, ranges[-1].stop], dtype=np.int64)
         self._row_cache = RowCache(ranges, 0, "cpu", policy)
         self._kind = np.int32 if self._starts[-1] < np.iinfo(np.int32).max else np.int64
         self.entries = self._row_cache.entries
-        self.held = sum(min(part.cache_rows, part.row_count) for part in parts)
+        self.held = sum(min(part.cache_rows, part.stop - part.start) for part in ranges)
         """Number of entries that hold a row."""
         # By open step: its slots, and the slots that it reads in place.
         self._open: dict[int, tuple[Int, Int]] = {}
@@ -339,10 +331,6 @@ class ArenaRowCache:
     def close(self, ticket: int) -> None:
         """End a step: its rows may move."""
         self._open.pop(ticket, None)
-
-
-def _end(part: Part) -> int:
-    return part.slot + part.row_count
 
 
 def _sums(values: npt.NDArray[np.generic], edges: npt.NDArray[np.integer]) -> Int:

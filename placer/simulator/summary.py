@@ -11,10 +11,9 @@ from placer.errors import DataError
 from placer.executor.distributed.division import servers_of
 from placer.plan.memory import ROW_CACHE_ENTRY_BYTES, device_memory
 from placer.plan.migration import break_even_steps
+from placer.profile.cdf import Float
 from placer.simulator.counts import Int, PartCounts, StepCounts
 from placer.simulator.parts import Arrangement
-
-Float = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +159,9 @@ def _lookups(arrangement: Arrangement, counts: PartCounts) -> tuple[Float, Float
 
 
 @dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(Served):
     """Counts and time of one step."""
 
-    # See `placer.simulator.summary.Served`.
-    lookups: int
-    hbm_lookups: int
-    slow_rows: int
     # HBM entries for copies of rows over all row caches; see `StepCounts`.
     held: int
     needed: int

@@ -31,11 +31,9 @@ def distinct_counts(
         distinct = np.flatnonzero(counts)
         return distinct, counts[distinct]
     # Sorting half as many bytes is about twice as fast.
-    ordered = np.sort(ids.astype(np.int32) if rows <= np.iinfo(np.int32).max else ids)
-    first = np.ones(ordered.size, dtype=bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
-    return ordered[starts], np.diff(starts, append=ordered.size)
+    return np.unique(
+        ids.astype(np.int32) if rows <= np.iinfo(np.int32).max else ids, return_counts=True
+    )
 
 
 class Slices:
@@ -205,11 +203,11 @@ class TableReader:
                     number = here.stop - here.start
                 else:
                     lookups, number = int(rows.counts[here].sum()), here.size
-                if not part.uses_row_cache:
+                if part.slots is None:
                     reads.append(PartRead(at, lookups, number))
                     continue
                 start, _, step = part.rows
-                slots = (rows.ranks[here].astype(np.int64) - start) // step + part.slot
+                slots = (rows.ranks[here].astype(np.int64) - start) // step + part.slots.start
                 counts = rows.counts[here].astype(np.int64)
                 reads.append(PartRead(at, lookups, number, slots, counts))
         return reads

@@ -3,17 +3,15 @@
 docs/topology.md describes the schema.
 """
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from placer.config_file import StrictModel, read_file
+from placer.config_file import StrictModel
 from placer.errors import PlacerError, TopologyError
 from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
 from placer.units import LEAST_WITHOUT_UNIT, listed, parse_bytes
@@ -138,42 +136,16 @@ class TopologyFile(StrictModel):
     sources: dict[str, str] = Field({})
 
 
-def read(path: str | os.PathLike[str]) -> TopologyFields:
-    """Read a topology from a YAML or TOML file; see `placer.Topology.load`.
-
-    Raises TopologyError if the file cannot be read, or an id is malformed; see
-    `placer.config_file.read_file`.
-    """
-    entries = read_file(path, TopologyFile, "topology", TopologyError)
-    try:
-        machine = _topology(entries, Path(path).stem)
-        served = {gpu.host for gpu in machine.gpus}
-        unused = [host.id for host in machine.hosts if host.drive and host.id not in served]
-        if unused:
-            raise TopologyError(
-                f"a drive serves the GPUs of its host, and {listed(unused, 3)} has none: leave its "
-                "drive out"
-            )
-        return machine
-    except TopologyError as error:
-        raise TopologyError(f"{path}: {error}") from error
-
-
 def dumps(topology: TopologyFields) -> str:
     """Return a topology as YAML text. Entries that only differ in a number are written as one."""
     document: dict[str, Any] = {"name": topology.name}
     if topology.emulated:
         document["emulated"] = True
-    hosts, gpus, links = (
-        _grouped(topology.hosts, "id"),
-        _grouped(topology.gpus, "id"),
-        _grouped(topology.links, "a"),
-    )
-    drives = [h.drive and DriveEntry.model_construct(**asdict(h.drive)) for _, h in hosts]
-    document["hosts"] = [
-        _document(HostEntry, host, id=id_, drive=drive)
-        for (id_, host), drive in zip(hosts, drives, strict=True)
-    ]
+    document["hosts"] = []
+    for id_, host in _grouped(topology.hosts, "id"):
+        drive = host.drive and DriveEntry.model_construct(**asdict(host.drive))
+        document["hosts"].append(_document(HostEntry, host, id=id_, drive=drive))
+    gpus, links = _grouped(topology.gpus, "id"), _grouped(topology.links, "a")
     document["gpus"] = [_document(GpuEntry, gpu, id=id_) for id_, gpu in gpus]
     document["links"] = [_document(LinkEntry, link, a=id_) for id_, link in links]
     if topology.sources:
@@ -198,9 +170,13 @@ def _check_number(entries: TopologyFile) -> None:
             raise TopologyError(f"it has {count} {what}, and at most {_MOST_DEVICES} are read")
 
 
-def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
+def machine_in(entries: TopologyFile, default_name: str) -> TopologyFields:
+    """Return the machine that a file describes.
+
+    Raises TopologyError if an id is malformed, or a drive serves no GPU.
+    """
     _check_number(entries)
-    return TopologyFields(
+    machine = TopologyFields(
         name=entries.name or default_name,
         gpus=tuple(
             Gpu(**dict(gpu) | {"id": id_}) for gpu in entries.gpus for id_ in _expand(gpu.id)
@@ -219,6 +195,14 @@ def _topology(entries: TopologyFile, default_name: str) -> TopologyFields:
         emulated=entries.emulated,
         sources=entries.sources,
     )
+    served = {gpu.host for gpu in machine.gpus}
+    unused = [host.id for host in machine.hosts if host.drive and host.id not in served]
+    if unused:
+        raise TopologyError(
+            f"a drive serves the GPUs of its host, and {listed(unused, 3)} has none: leave its "
+            "drive out"
+        )
+    return machine
 
 
 _RANGE = re.compile(

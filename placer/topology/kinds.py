@@ -289,37 +289,32 @@ HOST_KINDS: dict[str, HostKind] = {
 
 _ACUN = "as recalled from Acun et al., HPCA 2021, arXiv:2011.05497"
 
-_BIG_BASIN = (
-    GPU_KINDS["v100-16"],
-    _server(
-        f"Big Basin ({_ACUN}); big-basin-32 has V100 of 32 GB",
-        256,
-        _dram(2, 6, 2666, "DDR4"),
-        1,
-        100,
-        f"Ethernet; {_ACUN}",
-    ),
-)
-
-_ZION = (
-    # The prototype's accelerators have no links to each other: peers exchange by host memory.
-    GpuKind("v100-16", 16160 * _MIB, _V100_HBM, _PCIE3, None),
-    HostKind(
-        f"Zion prototype, 8 sockets ({_ACUN})",
-        2048 * _GIB,
-        Rate(
-            1000 * _GB,
-            0.70,
-            f"about 1 TB/s over 8 sockets, {_ACUN}; the share is an assumption for random rows",
-        ),
-        _rdma(4, 100, f"InfiniBand; {_ACUN}"),
-    ),
+_BIG_BASIN = _server(
+    f"Big Basin ({_ACUN}); big-basin-32 has V100 of 32 GB",
+    256,
+    _dram(2, 6, 2666, "DDR4"),
+    1,
+    100,
+    f"Ethernet; {_ACUN}",
 )
 
 NAMED: dict[str, tuple[GpuKind, HostKind]] = {
-    "big-basin": _BIG_BASIN,
-    "big-basin-32": (GPU_KINDS["v100-32"], _BIG_BASIN[1]),
-    "zion": _ZION,
+    "big-basin": (GPU_KINDS["v100-16"], _BIG_BASIN),
+    "big-basin-32": (GPU_KINDS["v100-32"], _BIG_BASIN),
+    "zion": (
+        # The prototype's accelerators have no links to each other: peers exchange by host memory.
+        GpuKind("v100-16", 16160 * _MIB, _V100_HBM, _PCIE3, None),
+        HostKind(
+            f"Zion prototype, 8 sockets ({_ACUN})",
+            2048 * _GIB,
+            Rate(
+                1000 * _GB,
+                0.70,
+                f"about 1 TB/s over 8 sockets, {_ACUN}; the share is an assumption for random rows",
+            ),
+            _rdma(4, 100, f"InfiniBand; {_ACUN}"),
+        ),
+    ),
 }
 
 CPU_SERVER = HostKind(

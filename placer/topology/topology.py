@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
 from placer.topology.devices import (
@@ -21,9 +20,6 @@ from placer.topology.devices import (
 from placer.topology.kinds import GPU_KINDS
 from placer.topology.presets import kinds, machine_called
 from placer.units import format_bytes, parse_bytes
-
-if TYPE_CHECKING:
-    import networkx as nx
 
 _ROUND_NUMBERS = 1.08
 """Allow this multiple of a card's memory: people write 80GiB for a card that reports 79.6 GiB."""
@@ -57,29 +53,6 @@ class Topology(TopologyFields):
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
-
-    @cached_property
-    def graph(self) -> "nx.Graph":
-        """The machine as a networkx graph: devices are nodes, links are edges.
-
-        It is a multigraph, because PCIe and NVLink can both join a GPU to its host.
-        """
-        import networkx as nx  # Takes 0.1 s to load, and is rarely needed.
-
-        graph = nx.MultiGraph(name=self.name)
-        for gpu in self.gpus:
-            graph.add_node(gpu.id, kind="gpu", device=gpu)
-        for host in self.hosts:
-            graph.add_node(host.id, kind="host", device=host)
-        for link in self.links:
-            graph.add_edge(
-                link.a,
-                link.b,
-                key=link.kind,
-                bytes_per_s=link.bytes_per_s,
-                latency_s=link.latency_s,
-            )
-        return graph
 
     @cached_property
     def _links_by_end(self) -> dict[tuple[str, str], Link]:
@@ -348,15 +321,15 @@ class Topology(TopologyFields):
 
         if Path(text).suffix.lower() in SUFFIXES:
             return cls.load(text).with_memory(hbm=hbm, dram=dram, ssd=ssd)
-        known_bytes = float("inf")
         if text.strip().lower() == "auto":
             from placer.topology.detect import detect, host_memory_bytes
 
             machine: TopologyFields = detect(hbm=hbm, dram=dram)
             known_bytes = host_memory_bytes()
         else:
-            machine, kind = machine_called(text), kinds(text)
-            known_bytes = known_bytes if kind is None else kind[1].memory_bytes
+            machine, known = machine_called(text), kinds(text)
+            assert known is not None, "`machine_called` refuses other names"
+            known_bytes = known[1].memory_bytes
         return cls(**vars(machine)).with_memory(hbm=hbm, dram=dram, ssd=ssd)._checked(known_bytes)
 
     def _checked(self, host_bytes: float = float("inf")) -> "Topology":
@@ -381,11 +354,12 @@ class Topology(TopologyFields):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Topology":
         """Read a topology from a YAML or TOML file; see docs/topology.md."""
-        from placer.topology.file import read
+        from placer.config_file import read_file
+        from placer.topology.file import TopologyFile, machine_in
 
-        machine = read(path)
+        entries = read_file(path, TopologyFile, "topology", TopologyError)
         try:
-            return cls(**vars(machine))._checked()
+            return cls(**vars(machine_in(entries, Path(path).stem)))._checked()
         except TopologyError as error:
             raise TopologyError(f"{path}: {error}") from error
 

@@ -59,7 +59,10 @@ def named_workload(name: str) -> Profile:
     26
     """
     if name in published():
-        return published_workload(name)
+        entry = published()[name]
+        exponent = float(entry["zipf_exponent"])
+        tables = tuple(TableProfile.zipf(table, exponent) for table in _tables(entry))
+        return Profile(tables, source=f"workload {name}: {entry['title']}. {entry['source']}")
     if name == "meta-t856":
         return meta_workload()
     if name.removeprefix("recshard-") in RECSHARD_ROWS and name.startswith("recshard-"):
@@ -81,14 +84,6 @@ def published() -> dict[str, dict[str, Any]]:
     text = files("placer.workloads").joinpath("published.json").read_text(encoding="utf-8")
     workloads: dict[str, dict[str, Any]] = json.loads(text)
     return workloads
-
-
-def published_workload(name: str) -> Profile:
-    """Return the profile of a workload in `published`. Its bags have a fixed size."""
-    entry = published()[name]
-    exponent = float(entry["zipf_exponent"])
-    tables = tuple(TableProfile.zipf(table, exponent) for table in _tables(entry))
-    return Profile(tables, source=f"workload {name}: {entry['title']}. {entry['source']}")
 
 
 def _tables(entry: Mapping[str, Any]) -> Iterator[Table]:

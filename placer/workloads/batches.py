@@ -5,17 +5,14 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.data.log import Bags, Chunk
 from placer.errors import ProfileError
 from placer.plan.plan import Ranks
+from placer.profile.cdf import Float, Int, ranks_at
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.tables import Feature
-
-Int = npt.NDArray[np.int64]
-Float = npt.NDArray[np.float64]
 
 _MOST_THREADS = 8
 
@@ -75,8 +72,6 @@ class _Rows:
         self._shares, self._ranks = cdf.shares, cdf.ranks
         self.is_empty = not cdf.rows or cdf.shares[-1] == 0
         self._order = order if profile.counts is None else Ranks.of(profile.counts.hottest())
-        self._widths = cdf.widths
-        self._heights = np.diff(cdf.shares)
         lookups = batch_size * profile.table.lookups_per_sample
         self._fresh = min(1.0, profile.draws_of(lookups) / lookups) if lookups else 1.0
         self._even = 0.0
@@ -101,11 +96,7 @@ class _Rows:
         return rng.permutation(np.concatenate((spread, rng.random(size - even))))
 
     def _rows_at(self, quantiles: Float) -> Int:
-        segment = np.searchsorted(self._shares, quantiles, side="right") - 1
-        np.minimum(segment, self._widths.size - 1, out=segment)
-        within = (quantiles - self._shares[segment]) / self._heights[segment]
-        offset = (within * self._widths[segment]).astype(np.int64)
-        ranks: Int = self._ranks[segment] + np.minimum(offset, self._widths[segment] - 1)
+        ranks = ranks_at(self._ranks, self._shares, quantiles)
         return ranks if self._order is None else self._order.ids(ranks)
 
 

@@ -8,10 +8,8 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib.resources import files
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
@@ -158,30 +156,16 @@ def resized_meta_tables(shapes: Iterable[tuple[int, int]]) -> tuple[TableProfile
     [('t1', 6138289, 64), ('t2', 6138289, 8)]
     """
     candidates = meta_workload().tables
-    return tuple(
-        _resized(candidates[number], f"t{position}", dim)
-        for position, (number, dim) in enumerate(shapes, 1)
-    )
-
-
-def _resized(profile: TableProfile, name: str, dim: int) -> TableProfile:
-    """Return a table of `meta_workload` with another name and dim."""
-    rows = max(profile.table.rows, _NEUROSHARD_LEAST_ROWS)
-    (feature,) = profile.table.features
-    return TableProfile(
-        Table(name, rows, dim, features=(replace(feature, name=name),)),
+    tables = []
+    for position, (number, dim) in enumerate(shapes, 1):
+        known, name = candidates[number], f"t{position}"
+        rows = max(known.table.rows, _NEUROSHARD_LEAST_ROWS)
+        (feature,) = known.table.features
+        table = Table(name, rows, dim, features=(replace(feature, name=name),))
         # A table that is never read has no exponent: any will do.
-        zipf_cdf(rows, profile.zipf_exponent or 1.0),
-        zipf_exponent=profile.zipf_exponent,
-    )
-
-
-@cache
-def _meta() -> dict[str, Any]:
-    """Return the rows of the trace's tables, and their source."""
-    text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
-    return document
+        cdf = zipf_cdf(rows, known.zipf_exponent or 1.0)
+        tables.append(TableProfile(table, cdf, zipf_exponent=known.zipf_exponent))
+    return tuple(tables)
 
 
 def meta_workload() -> Profile:
@@ -190,13 +174,15 @@ def meta_workload() -> Profile:
     The trace never reads the features of tables with one row. These tables are kept, without
     lookups.
     """
+    text = files("placer.workloads").joinpath("meta_t856.json").read_text(encoding="utf-8")
+    trace = json.loads(text)
     draws = _Draws(_META_SEED)
     return Profile(
         tuple(
             draws.table(f"t{number}", count, _META_DIM) if count > 1 else _unread(f"t{number}")
-            for number, count in enumerate(_meta()["rows"])
+            for number, count in enumerate(trace["rows"])
         ),
-        source=f"workload meta-t856: {_meta()['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
+        source=f"workload meta-t856: {trace['source']}. Drawn with seed {_META_SEED}: {_DRAWN}; "
         f"dim {_META_DIM} is assumed. The 269 tables of one row are never read.",
     )
 

@@ -6,12 +6,11 @@ cardinalities (scaled down), and each column's skew and share of missing values.
 ways: columns are independent (but some are missing together), and popularity does not drift.
 """
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -166,9 +165,9 @@ def write_synthetic_log(
         raise DataError(f"format {format!r} is none of {', '.join(get_args(SyntheticFormat))}")
     generator = _Generator(rows, seed)
     written = 0
-    with replacing(path) as temporary, _open_writer(temporary, generator.schema, format) as write:
+    with replacing(path) as temporary, _writer(temporary, generator.schema, format) as writer:
         for table in generator.tables(samples):
-            write(table)
+            writer.write_table(table)
             written += table.num_rows
             if on_samples is not None:
                 on_samples(written)
@@ -276,14 +275,8 @@ def _row_effects(ranks: npt.NDArray[np.int64], position: int, seed: int) -> npt.
     return np.asarray((uniform - 0.5) * np.sqrt(12.0))
 
 
-@contextlib.contextmanager
-def _open_writer(
-    path: Path, schema: pa.Schema, format: SyntheticFormat
-) -> Iterator[Callable[[pa.Table], None]]:
+def _writer(path: Path, schema: pa.Schema, format: SyntheticFormat) -> Any:
     if format == "parquet":
-        with pa.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-            yield writer.write_table
-    else:
-        options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
-        with pa.csv.CSVWriter(path, schema, write_options=options) as writer:
-            yield writer.write_table
+        return pa.parquet.ParquetWriter(path, schema, compression="zstd")
+    options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    return pa.csv.CSVWriter(path, schema, write_options=options)

@@ -163,8 +163,9 @@ class _TableCounter:
         weight = self.table.weight
         dtype = dtype_of(weight.dtype, self.name)
         options = TableOptions(weight.shape[1], dtype, optimizer, self.poolings)
-        table = options.table(self.name, self.counts.rows, self.features, samples)
-        return TableProfile.counted(table, RowCounts.from_dense(self.counts.values), self.features)
+        counts = {self.name: RowCounts.from_dense(self.counts.values)}
+        (profile,) = options.profiles(counts, {self.name: self.features}, samples)
+        return profile
 
 
 def _lookups(

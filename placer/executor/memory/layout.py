@@ -322,29 +322,31 @@ def _ranges(plan: Plan, members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRan
     slot = 0
     parts = [(number, part) for number, columns in enumerate(members) for part in columns.shards]
     for number, part in sorted(parts, key=lambda pair: pair[1].order):
-        shard, stop = part.shard, slot + part.shard.row_count
-        starts[number].append((shard, slot))
-        if stop > slot:
-            warm = None
-            if shard.lookup in ("staged", "cached"):
-                warm = warm_members(plan, shard.table, shard.rows)
-            ranges.append(
-                SlotRange(
-                    slot,
-                    stop,
-                    shard.staging_rows,
-                    shard.cache_rows,
-                    warm,
-                    knows_hot_rows(plan, shard.table),
-                    shard.devices[0],
-                    shard.memory,
-                    shard.dtype,
-                    shard.lookup,
-                    part.home,
-                )
-            )
-        slot = stop
+        starts[number].append((part.shard, slot))
+        if part.shard.row_count:
+            ranges.append(slot_range(plan, part, slot))
+            slot = ranges[-1].stop
     return tuple(ranges), starts
+
+
+def slot_range(plan: Plan, part: ArenaShard, start: int) -> SlotRange:
+    """Return the slots of a shard from `start` on."""
+    shard, warm = part.shard, None
+    if shard.lookup in ("staged", "cached"):
+        warm = warm_members(plan, shard.table, shard.rows)
+    return SlotRange(
+        start,
+        start + shard.row_count,
+        shard.staging_rows,
+        shard.cache_rows,
+        warm,
+        knows_hot_rows(plan, shard.table),
+        shard.devices[0],
+        shard.memory,
+        shard.dtype,
+        shard.lookup,
+        part.home,
+    )
 
 
 def _slots(

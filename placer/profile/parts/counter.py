@@ -259,7 +259,7 @@ class PartitionCounter:
         """Return counts of ids that the vocabulary lacks; None without a vocabulary."""
         if not isinstance(mapping, Vocabulary) or profile.counts is None:
             return None
-        lookups = int(profile.counts.counts[:1][profile.counts.ids[:1] == 0].sum())
+        lookups = profile.counts.of_row_0
         if name not in self.mappings:
             return UnknownIds(lookups, sums.run("key", name).keys.size - mapping.keys.size)
         return UnknownIds(lookups, None if lookups else 0)
