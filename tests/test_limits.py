@@ -154,7 +154,9 @@ def test_every_other_input_is_a_file(
             one.bind(path.name)
     else:
         path.mkdir()
-    with pytest.raises((PlacerError, OSError), match=f"{SAID[kind]}|cannot write .*: .*; name a file"):
+    with pytest.raises(
+        (PlacerError, OSError), match=f"{SAID[kind]}|cannot write .*: .*; name a file"
+    ):
         read(path)
 
 
