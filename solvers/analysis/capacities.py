@@ -46,12 +46,8 @@ def choose_capacities(
     """Return the problem with new capacities for some of the tables that grow.
 
     Without a price, these tables get all memory beside the other tables, as far as a plan exists.
-    With a price, minimize the step time plus the price of misses,
-
-        T(c) + price · 100 · Σ L·(1 − h(c)) / Σ L,
-
-    where T is the step time of a plan by ``greedy-cost``. Try all bytes, then halves down to 1/256,
-    then amounts around the best, so that bytes are right within 5%.
+    With a price, minimize the step time plus the price of misses (docs/growing.md). Try all bytes,
+    then halves down to 1/256, then amounts around the best, so that bytes are right within 5%.
 
     Raises ProblemError if the profile has no hit rates of a table, or no row of it is read twice.
 

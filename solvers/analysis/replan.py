@@ -1,16 +1,8 @@
 """Choose a new plan after accesses or the machine have changed, weighing it against the migration.
 
-There are four kinds of candidates, from the cheapest move to the best plan:
-
-1. the old placement, with every row where it was;
-2. the old sharding options and GPUs, with HBM filled again with the rows that are hot now. Shards
-   that have lost their GPU go to the GPU that finishes first;
-3. the second candidate, improved by 1, 2, 4, … steps of local search;
-4. a plan from scratch. Of equal GPUs, it uses those that already have most of its rows.
-
-A candidate costs its step time times a horizon of steps, plus the time of the migration. The step
-time is that of the rows that the plan really has in HBM (`placer.plan.drift`), not of the hottest
-rows of the new profile.
+docs/replan.md lists the candidates. Each costs its step time times a horizon of steps, plus the
+time of the migration. The step time is that of the rows that the plan really has in HBM
+(`placer.plan.drift`), not of the hottest rows of the new profile.
 """
 
 import itertools

@@ -1,10 +1,7 @@
 """Estimate the gain of more memory, faster links or a larger batch.
 
 Three answers check each other: the gain of the present plan (`solvers.bounds.binding`), the gain of
-solving the changed problem, and bounds of the gain. Step times are T before and T' after the
-change, proven bounds are B and B', and the batch is k times as large. Then the throughput of the
-best placement changes by a factor between k·B/T' and k·T/B'. If this range contains 1, the effect
-is smaller than the uncertainty of the solver.
+solving the changed problem, and bounds of the gain (docs/questions.md).
 """
 
 import contextlib

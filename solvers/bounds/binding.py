@@ -1,9 +1,6 @@
 """Find what binds a plan: the resource of which a tenth more gains most, and the gain.
 
-For bandwidths, launches and dense layers, the plan stays as it is: the cost model says which part
-of each phase each resource takes. For memory, the plan's shards stay on their GPUs and HBM is
-filled again. That is a plan that exists, so solving again gains about as much or more. No gain is a
-price of memory times an amount.
+"What binds" in docs/questions.md says how.
 """
 
 import copy

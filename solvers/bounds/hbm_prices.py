@@ -65,9 +65,7 @@ def prices_around(price: float) -> Float:
 def constrained_bound(instance: Instance) -> float:
     """Return the bound by pinned and grouped tables alone, without a step's fixed time.
 
-    Take the tables that only some GPUs may serve. They alone on these GPUs are a smaller problem,
-    with the bound of `solvers.bounds.lagrangian` at each price of HBM. A group of tables that stay
-    together is such a problem of one GPU.
+    See "Pinned tables and tables that stay together" in docs/bounds.md.
     """
     if not instance.problem.constraints:
         return 0.0

@@ -1,9 +1,8 @@
 """Costs of sharding options at several prices of HBM, and which options a bound needs.
 
-Take the whole table with its rows split freely and without the limit of one GPU's memory, and add
-`CostModel.sharding_overhead_s`. Every way to cut the table costs at least that. This *stand-in*
-takes a few curves instead of dozens. If the whole table costs no more than its stand-in, cutting it
-gains nothing unless one GPU is too slow for it, and no other option needs to be costed.
+A *stand-in* is the whole table with its rows split freely and without the limit of one GPU's
+memory, plus `CostModel.sharding_overhead_s`. Every way to cut the table costs at least that. See
+"Sharding options that need no look" in docs/bounds.md.
 """
 
 from collections import Counter

@@ -266,8 +266,7 @@ def weighed(search: Search) -> Search:
 def unreplicated(search: Search) -> Search:
     """Return a search without replicas if a first placement is faster without them.
 
-    The first replicated table pays for collectives, which further replicated tables share. Neither
-    bounds nor single changes of a placement count that fixed cost.
+    Neither bounds nor single changes of a placement count what the first replicated table costs.
     """
     instance, first = search.instance, search.first
     if not instance.replicas_s or first is None or not first.replicas:

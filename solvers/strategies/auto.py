@@ -84,10 +84,8 @@ _GREEDY_SHARE, _PROOF_SHARE = 0.5, 0.9
 class Ilp(StagedStrategy):
     """The integer program, with a proven bound.
 
-    Splits, replicas, sharding options and the GPU that serves each shard are its decisions. It
-    extends RecShard's program (doi:10.1145/3503222.3507777, section 4), which has the GPU that owns
-    a table and where the table is split into hot and cold rows. The cost greedy's plan comes first;
-    then the program is solved by branch and bound over linear relaxations
+    It extends RecShard's program (doi:10.1145/3503222.3507777, section 4). The cost greedy's plan
+    comes first; then the program is solved by branch and bound over linear relaxations
     (`solvers.search.branching`). docs/solvers.md has the equations.
     """
 
@@ -104,16 +102,7 @@ class Ilp(StagedStrategy):
 class GreedyCost(StagedStrategy):
     """Greedy by cost: divide what is too much for one GPU, pack by time, fill HBM by saving a byte.
 
-    1. The Lagrangian bound says how many row slices each table needs for a given step time; a table
-       with a shard that a single phase would wait for gets another option.
-    2. Slices are packed longest first, each onto the GPU where it adds least to a norm of the
-       phases' times, with the hot rows that it would have if all HBM were one memory.
-    3. Each GPU fills its own HBM with the rows that save most per byte (`solvers.model.knapsack`).
-    4. Slices move or swap between the slowest GPU and others while that makes it faster; then
-       tables of the slowest GPU are sharded again, too.
-
-    Steps 2 and 3 run for the bound's own step time and a few longest shards, step 4 for the three
-    plans that look best; the best plan is kept.
+    "Construction" in docs/solvers.md has its steps.
     """
 
     name = "greedy-cost"

@@ -305,9 +305,8 @@ def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> l
 def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]:
     """Yield tables in the order in which their other options are worth computing.
 
-    Tables with the most work have to be divided. Tables with few lookups for their work are cheap
-    to divide, and their shards balance GPUs. Both kinds come in turns. If servers are there for
-    their memory, the largest tables come first.
+    Tables with the most work, and tables that are cheap to divide, come in turns ("Annealing" in
+    docs/solvers.md). If servers are there for their memory, the largest tables come first.
 
     `work_s`: seconds of each table.
     """
