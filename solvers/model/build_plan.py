@@ -12,7 +12,7 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.model.knapsack import costs_of
+from solvers.model.knapsack import costs_with
 
 _REFILLS = 20
 
@@ -167,9 +167,8 @@ def _with_common_shares(assignment: Assignment) -> Assignment | None:
             share = chosen(placed.hot_rows / max(1, rows) for placed, rows in shards)
             for placed, rows in shards if len(shards) > 1 else ():
                 curve = instance.curve(placed.shard, placed.gpu)
-                hot = round(share * rows)
-                costs = [np.interp(hot, curve.hot_rows, of) for of in costs_of(curve)]
-                fixed[placed.shard] = np.tile(np.array(costs)[:, None], instance.prices.size)
+                costs = costs_with(curve, round(share * rows))
+                fixed[placed.shard] = np.tile(costs[:, None], instance.prices.size)
         made.append(Assignment.of(instance, pairs, assignment.replicas, fixed=fixed))
     fitting = [one for one in made if one is not None]
     return min(fitting, key=lambda one: one.step_time_s, default=None)

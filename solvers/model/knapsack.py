@@ -36,6 +36,17 @@ def costs_of(curve: CostCurve) -> Float:
     return values
 
 
+def costs_with(curve: CostCurve, hot_rows: float) -> Float:
+    """Return the costs with this number of hot rows, shape (5 + phases,), a split included."""
+    rows = curve.hbm_bytes, curve.gpu_s, *curve.phase_s, curve.dram_s, curve.dram_bytes
+    costs = np.array([np.interp(hot_rows, curve.hot_rows, of) for of in (*rows, curve.hot_rows)])
+    if 0 < hot_rows < curve.hot_rows[-1]:
+        costs[BYTES] += curve.split_hbm_bytes
+        costs[GPU_S] += curve.split_s
+        costs[PHASES] += curve.split_phase_s
+    return costs
+
+
 def priced_costs(curve: CostCurve, prices: Float) -> Float:
     """Return costs of a shard at falling prices of HBM, shape (5 + phases, prices).
 
@@ -216,20 +227,5 @@ def _part(here: Float, above: Float, room: float, curve: CostCurve) -> Float | N
         hot = np.floor(hot + step * float(curve.hot_rows[first + at + 1] - hot))
     if not 0 < hot < curve.hot_rows[-1]:
         return None
-    point = np.array(
-        [
-            np.interp(hot, curve.hot_rows, of)
-            for of in (
-                curve.hbm_bytes,
-                curve.gpu_s,
-                *curve.phase_s,
-                curve.dram_s,
-                curve.dram_bytes,
-            )
-        ]
-        + [hot]
-    )
-    point[BYTES] += curve.split_hbm_bytes
-    point[GPU_S] += curve.split_s
-    point[PHASES] += curve.split_phase_s
+    point = costs_with(curve, hot)
     return point if point[GPU_S] < here[GPU_S] and point[BYTES] <= here[BYTES] + room else None

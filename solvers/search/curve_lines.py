@@ -71,13 +71,6 @@ def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
     )
 
 
-def costs_between(curve: CostCurve, hot_rows: int) -> Float:
-    """Return the costs of a number of hot rows between a curve's first and its last one."""
-    first, last = curve.hot_rows[[0, -1]].tolist()
-    between: Float = costs_of(_at(curve, np.array([first, hot_rows, last])))[:, 1]
-    return between
-
-
 def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Piece]:
     """Return at most this many points of a curve, and lines between them.
 
@@ -87,26 +80,20 @@ def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Pi
     curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
     pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
-    parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
-    for part in (part for part in parts if part is not None):
+    if curve.only_points or not np.isfinite(curve.split_s):
+        return pieces
+    for first, last in pairwise(curve.hot_rows[at].tolist()):
+        if last - first < 2:
+            continue
+        part = part_of(curve, first + 1, last - 1)
+        if part.hbm_bytes.min() > room[0] or part.dram_bytes.min() > room[1]:
+            continue
         line = line_below(part)
         least = np.zeros(points.shape[0])
         least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
         least[-1] = part.hot_rows[0]
         pieces.append((least, line))
     return pieces
-
-
-def _between(
-    curve: CostCurve, first: int, last: int, room: tuple[float, float]
-) -> CostCurve | None:
-    """Return the part of a curve between two of its points; None if there is none."""
-    low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
-    if low > high or curve.only_points or not np.isfinite(curve.split_s):
-        return None
-    part = part_of(curve, low, high)
-    fits = part.hbm_bytes.min() <= room[0] and part.dram_bytes.min() <= room[1]
-    return part if fits else None
 
 
 def line_below(curve: CostCurve) -> Line:
