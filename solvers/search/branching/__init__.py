@@ -18,6 +18,6 @@ share, and pins if they are of many kinds. These only make steps longer, so boun
 """
 
 from solvers.search.branching.formulation import points_of
-from solvers.search.branching.tree import BranchAndBound, BranchingParams, branch_and_bound
+from solvers.search.branching.tree import BranchAndBound, branch_and_bound
 
-__all__ = ["BranchAndBound", "BranchingParams", "branch_and_bound", "points_of"]
+__all__ = ["BranchAndBound", "branch_and_bound", "points_of"]
