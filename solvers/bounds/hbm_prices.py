@@ -3,13 +3,10 @@
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.bounds.option_costs import OptionPricer
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_S, GPU_S
-
-Float = npt.NDArray[np.float64]
+from solvers.model.knapsack import BYTES, DRAM_S, GPU_S, Float
 
 _PRICES = 13
 """Number of prices tried around a good one; the bound is flat near its best."""

@@ -32,8 +32,7 @@ from solvers.bounds.hbm_prices import (
 )
 from solvers.bounds.option_costs import OptionCosts, OptionPricer
 from solvers.model.instance import Instance, ShardingOption
-
-Float = npt.NDArray[np.float64]
+from solvers.model.knapsack import Float
 
 _MOST_CROWDED = 200
 _REPLICA_RANGES = 16

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.plan.drift import SPREAD_EVENLY
 from placer.plan.fields import Lookup, Memory, RowOrder, Shard
@@ -12,7 +11,7 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.model.knapsack import costs_with
+from solvers.model.knapsack import Int, costs_with
 
 _REFILLS = 20
 
@@ -75,7 +74,7 @@ def build_plan(
     return Plan(**known, shards=tuple(shards), row_order=row_order, hot_ids=hot_ids)
 
 
-def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.NDArray[np.int64]:
+def _warm_ids(hottest: Int, cached: Sequence[Shard]) -> Int:
     """Return the hottest ids of each cached shard that fit its cache, hottest first."""
     kept = np.zeros(hottest.size, dtype=bool)
     for shard in cached:

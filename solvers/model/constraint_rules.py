@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import IN_DRAM, CostCurve, ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.topology import Topology
+from solvers.model.knapsack import Bool
 
 
 class ConstraintRules:
@@ -39,7 +39,7 @@ class ConstraintRules:
 
     def _gpus_of_tables(
         self, pinned: dict[int, set[str]], on_gpus: set[int], topology: Topology
-    ) -> dict[int, npt.NDArray[np.bool_]]:
+    ) -> dict[int, Bool]:
         """Return the GPUs that may serve each table that is pinned or grouped with a pinned table.
 
         One GPU serves all tables of a group, so only GPUs that are allowed for each of its pinned
@@ -61,7 +61,7 @@ class ConstraintRules:
         for tables in groups.values():
             of_group = [masks[t] for t in tables if t in masks]
             if of_group:
-                common: npt.NDArray[np.bool_] = np.logical_and.reduce(of_group)
+                common: Bool = np.logical_and.reduce(of_group)
                 masks |= dict.fromkeys(tables, common)
         return masks
 
@@ -158,7 +158,7 @@ class ConstraintRules:
             split_s_of_phases=curve.split_phase_s + (0.0 if cached else np.inf),
         )
 
-    def open_gpus(self, block: Iterable[TableShard], gpus: int) -> npt.NDArray[np.bool_]:
+    def open_gpus(self, block: Iterable[TableShard], gpus: int) -> Bool:
         """Return which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
         may_serve = np.ones(gpus, dtype=bool)
         for shard in block:

@@ -16,7 +16,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import (
     ANY_SHARE,
@@ -34,7 +33,7 @@ from placer.problem import Problem
 from solvers.model.constraint_rules import ConstraintRules, search_space
 from solvers.model.curves import Latest, alike_tables, prices_of, weighed
 from solvers.model.drive_rows import DriveRows, is_open, takes_drives, takes_servers
-from solvers.model.knapsack import Float, priced_costs
+from solvers.model.knapsack import Bool, Float, priced_costs
 from solvers.model.objective import Delay, Objective, objective_of_servers
 from solvers.model.shared_costs import ArenaTimes, Replicas
 
@@ -204,7 +203,7 @@ class Instance:
         replicas = [self.replica(table, option) for table, option in enumerate(options)]
         return shards, [replica for replica in replicas if replica is not None]
 
-    def allowed(self, table: int) -> npt.NDArray[np.bool_] | None:
+    def allowed(self, table: int) -> Bool | None:
         """Return which GPUs may serve a table's shards, shape (gpus,); None for all of them."""
         return self._rules.gpus_of_table.get(table)
 
@@ -213,7 +212,7 @@ class Instance:
         allowed = self.allowed(shard.table)
         return shard.home_gpu in (None, gpu) and (allowed is None or bool(allowed[gpu]))
 
-    def open_gpus(self, block: Iterable[TableShard]) -> npt.NDArray[np.bool_]:
+    def open_gpus(self, block: Iterable[TableShard]) -> Bool:
         """Return which GPUs may serve all shards of a block by constraints, shape (gpus,)."""
         return self._rules.open_gpus(block, self.gpus)
 

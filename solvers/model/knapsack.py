@@ -10,6 +10,7 @@ from cost_models import CostCurve
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = 0, 1, -3, -2, -1
 """Rows of costs: HBM bytes, GPU seconds, `PHASES`, host's seconds and bytes, and hot rows."""
@@ -132,9 +133,7 @@ def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> F
     return times
 
 
-def _point_between(
-    bytes_: Float, hbm_bytes: Float | float
-) -> tuple[Int, Int, Float, npt.NDArray[np.bool_]]:
+def _point_between(bytes_: Float, hbm_bytes: Float | float) -> tuple[Int, Int, Float, Bool]:
     """Return the two prices between which HBM is full, the point between them, and what never fits.
 
     Each has shape (...), if `bytes_` has shape (..., prices). The point is from 0 to 1.

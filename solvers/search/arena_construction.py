@@ -12,13 +12,12 @@ from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.arenas import Arena
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption
-from solvers.model.knapsack import BYTES, GPU_S, Float, Int
+from solvers.model.knapsack import BYTES, GPU_S, Bool, Float, Int
 from solvers.search.construction import Homes, packed, short_options
 
 _LEAST_SHARE = 0.02
@@ -200,7 +199,7 @@ def _choice(
     if not best[1]:
         return None
     order, first = _spread_over_hosts(instance), 0
-    homes: dict[Arena, npt.NDArray[np.bool_]] = {}
+    homes: dict[Arena, Bool] = {}
     for arenas_of_set, count in best[1]:
         served = np.zeros(instance.gpus, dtype=bool)
         served[order[first : first + count]] = True

@@ -5,15 +5,14 @@ from functools import partial
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.arenas import Arena
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Bool, Float
 
-Homes = Mapping[Arena, npt.NDArray[np.bool_]]
+Homes = Mapping[Arena, Bool]
 """For some arenas, the GPUs that serve them, shape (GPUs,); other arenas go anywhere."""
 
 _ANYWHERE: Homes = MappingProxyType({})
@@ -268,7 +267,7 @@ class _Loads:
         self.launch_s = np.array(launch_s)[self.kinds]
         self.launches_s = np.array(instance.launches_s)
         self.phase_s = base[self.kinds][:, PHASES]
-        self.arenas: dict[Arena, npt.NDArray[np.bool_]] = {}
+        self.arenas: dict[Arena, Bool] = {}
         for arena in instance.arenas(replicas):
             self.arenas[arena] = np.ones(instance.gpus, dtype=bool)
             self.phase_s = self.phase_s + self.launches_s
@@ -325,7 +324,7 @@ class _Loads:
         self.dram[self.hosts[gpu]] -= cost[gpu, DRAM_BYTES]
         return True
 
-    def _arena(self, arena: Arena) -> npt.NDArray[np.bool_]:
+    def _arena(self, arena: Arena) -> Bool:
         """Return which GPUs have shards of an arena, shape (GPUs,)."""
         if arena not in self.arenas:
             self.arenas[arena] = np.zeros(self.instance.gpus, dtype=bool)

@@ -5,10 +5,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.base import CostCurve, Float
-from solvers.model.knapsack import BYTES, DRAM_BYTES, costs_of
+from solvers.model.knapsack import BYTES, DRAM_BYTES, Int, costs_of
 
 ROUNDING_BYTES = 1e-6
 """Bytes that are none, but a rounding error."""
@@ -53,7 +52,7 @@ def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
     return replace(part, hbm_bytes=part.hbm_bytes + curve.split_hbm_bytes)
 
 
-def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
+def _at(curve: CostCurve, hot: Int) -> CostCurve:
     """Return a curve at other numbers of hot rows."""
 
     def between(values: Float) -> Float:

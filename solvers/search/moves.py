@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment, Change
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, ShardingOption, TableShard
-from solvers.model.knapsack import GPU_S, Float, Int, Knapsack, phases_of_swaps
+from solvers.model.knapsack import GPU_S, Bool, Float, Int, Knapsack, phases_of_swaps
 from solvers.model.shared_costs import total
 from solvers.search.resharding import MOST_SHARDS, Without, work_of_option_s
 
@@ -325,9 +324,9 @@ class Exchanges:
         return phase_s + assignment.arena_s([gpu])
 
 
-def _may_swap(mine: _Served, theirs: _Served, slow: int, other: int) -> npt.NDArray[np.bool_]:
+def _may_swap(mine: _Served, theirs: _Served, slow: int, other: int) -> Bool:
     """Return which swaps keep shards of one table apart and each where it may be served."""
-    allowed: npt.NDArray[np.bool_] = mine.open_gpus[:-1, other, None] & theirs.open_gpus[:, slow]
+    allowed: Bool = mine.open_gpus[:-1, other, None] & theirs.open_gpus[:, slow]
     for i, tables in enumerate(mine.tables[:-1]):
         if twice := tables & theirs.every_table:
             allowed[i] &= [twice <= back for back in theirs.tables]

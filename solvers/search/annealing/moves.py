@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from solvers.model.knapsack import Int
 from solvers.search.annealing.rating import (
     add,
     drop,
@@ -14,7 +15,7 @@ from solvers.search.annealing.rating import (
     weigh_phases,
 )
 from solvers.search.annealing.resharding import reshard, unit_on
-from solvers.search.annealing.state import NOBODY, Int, Model, Rules, State, compiled, compiled_into
+from solvers.search.annealing.state import NOBODY, Model, Rules, State, compiled, compiled_into
 
 _STEPS_OF_WEIGHTS = 1000
 """Weigh phases again after this many moves."""

@@ -12,17 +12,9 @@ from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.drive_rows import opened
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
+from solvers.model.knapsack import BYTES, GPU_S, PHASES, Bool, Int, phases_at
 from solvers.search.annealing.rating import rate, replace_items, step_time_s, weigh_phases
-from solvers.search.annealing.state import (
-    HIGH_POWER,
-    NOBODY,
-    Bool,
-    Int,
-    Model,
-    Rules,
-    State,
-)
+from solvers.search.annealing.state import HIGH_POWER, NOBODY, Model, Rules, State
 
 _MOST_SHARDS = 8
 """Do not try options with more shards than this, except those that tables have already."""

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from solvers.model.knapsack import Float, Int
 from solvers.search.annealing.rating import (
     add,
     drop,
@@ -12,16 +13,7 @@ from solvers.search.annealing.rating import (
     rate,
     set_change,
 )
-from solvers.search.annealing.state import (
-    NOBODY,
-    Float,
-    Int,
-    Model,
-    Rules,
-    State,
-    compiled,
-    compiled_into,
-)
+from solvers.search.annealing.state import NOBODY, Model, Rules, State, compiled, compiled_into
 
 
 @compiled

@@ -6,15 +6,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import ANY_SHARE, CostCurve
 from solvers.bounds.option_costs import distinct_shards, points_within
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, PHASES, Float
+from solvers.model.knapsack import BYTES, PHASES, Bool, Float, Int
 from solvers.search.branching.drives import DrivePoints, drive_points
-
-Int = npt.NDArray[np.int64]
 
 Widths = tuple[tuple[int, int], ...]
 """Widths of a table's shards, each with its number of shards."""
@@ -238,7 +235,7 @@ class Formulation:
         return np.asarray(costs)
 
     @property
-    def cheap_options(self) -> npt.NDArray[np.bool_]:
+    def cheap_options(self) -> Bool:
         """Whether each option costs little more than its table's cheapest, shape (options,)."""
         instance = self.instance
         devices = instance.gpus + instance.servers * (instance.server_share - 1)
@@ -370,7 +367,7 @@ def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
     return least, at[np.searchsorted(at, starts)]
 
 
-def _pins(instance: Instance) -> tuple[npt.NDArray[np.bool_], list[int]]:
+def _pins(instance: Instance) -> tuple[Bool, list[int]]:
     """Return the sets of tables that GPUs may serve, and the number of each GPU's set.
 
     The sets have shape (sets, tables).

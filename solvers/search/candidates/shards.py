@@ -8,8 +8,8 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float, costs_of
-from solvers.search.candidates.placement import Bool, Group, ranks_of
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Bool, Float, costs_of
+from solvers.search.candidates.placement import Group, ranks_of
 from solvers.search.candidates.search import search
 
 _ROUNDING_BYTES = 1.0
