@@ -63,19 +63,14 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
         scaled = np.multiply.outer(prices[1:-1], points[BYTES, ::-1])
         scaled += points[GPU_S, ::-1]
     at = points.shape[1] - 1 - scaled.argmin(axis=1)
-    return points[:, np.concatenate(([_cheapest(points)], at, [_fastest(points)]))]
+    smallest, fastest = _least(points, BYTES, GPU_S), _least(points, GPU_S, BYTES)
+    return points[:, np.concatenate(([smallest], at, [fastest]))]
 
 
-def _cheapest(points: Float) -> int:
-    """Return the first of the fastest points among those with the fewest bytes."""
-    fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())
-    return int(fewest[points[GPU_S, fewest].argmin()])
-
-
-def _fastest(points: Float) -> int:
-    """Return the first point with the fewest bytes among the fastest."""
-    fastest = np.flatnonzero(points[GPU_S] == points[GPU_S].min())
-    return int(fastest[points[BYTES, fastest].argmin()])
+def _least(points: Float, first: int, second: int) -> int:
+    """Return the number of the point with the least of a row, and of equal ones, of another row."""
+    least = np.flatnonzero(points[first] == points[first].min())
+    return int(least[points[second, least].argmin()])
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Block, ShardingOption, TableShard
 from solvers.model.knapsack import GPU_S, Bool, Float, Int, Knapsack, phases_of_swaps
 from solvers.model.shared_costs import total
-from solvers.search.resharding import MOST_SHARDS, Without, work_of_option_s
+from solvers.search.resharding import MOST_SHARDS, Without
 
 _CANDIDATE_GPUS = 8
 """Try a shard of the slowest GPU on this many others, least loaded first."""
@@ -90,13 +90,14 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
     candidates: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
         without = Without(assignment, table)
-        before = work_of_option_s(instance, table, now)
+        # With all useful rows in HBM.
+        before = instance.option_costs_at(table, now, -1)[GPU_S]
         works = [
             (option_s, option)
             for option in instance.options_of(table)
             if option != now
             and option.shard_count <= MOST_SHARDS
-            and (option_s := work_of_option_s(instance, table, option)) - before < slack_s
+            and (option_s := instance.option_costs_at(table, option, -1)[GPU_S]) - before < slack_s
         ]
         if clock.spent:
             return False

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from solvers.model.assignment import Assignment, Change
-from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_of_swaps
+from solvers.model.instance import ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, OF_GPU, Float, phases_at, phases_of_swaps
 from solvers.model.shared_costs import total
 
 MOST_SHARDS = 8
@@ -18,11 +18,6 @@ MOST_SHARDS = 8
 
 _CANDIDATE_GPUS = MOST_SHARDS + 8
 """Otherwise try them on this many GPUs, the least loaded ones."""
-
-
-def work_of_option_s(instance: Instance, table: int, option: ShardingOption) -> float:
-    """Return a table's GPU seconds in this option, with all useful rows in HBM."""
-    return float(instance.option_costs_at(table, option, -1)[GPU_S])
 
 
 class Without:
