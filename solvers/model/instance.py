@@ -183,9 +183,9 @@ class Instance:
         """Return the shards of a table with this option, without replicas."""
         return shards_of(table, option, self.rows(table))
 
-    def replica(self, table: int, option: ShardingOption) -> TableShard | None:
-        """Return the replicated rows of a table with this option; None if it has none."""
-        return TableShard.replica(table, option) if option.replicated_rows else None
+    def replicas(self, table: int, option: ShardingOption) -> Block:
+        """Return what each GPU holds of a table's replicated rows: one shard, or none."""
+        return (TableShard.replica(table, option),) if option.replicated_rows else ()
 
     def rows(self, table: int) -> int:
         """Return the number of rows of a table."""
@@ -200,8 +200,8 @@ class Instance:
     ) -> tuple[list[TableShard], list[TableShard]]:
         """Return shards and replicas of all tables, each with its option of `options`."""
         shards = [s for table, option in enumerate(options) for s in self.shards(table, option)]
-        replicas = [self.replica(table, option) for table, option in enumerate(options)]
-        return shards, [replica for replica in replicas if replica is not None]
+        replicas = [r for table, option in enumerate(options) for r in self.replicas(table, option)]
+        return shards, replicas
 
     def allowed(self, table: int) -> Bool | None:
         """Return which GPUs may serve a table's shards, shape (gpus,); None for all of them."""
@@ -367,8 +367,7 @@ class Instance:
         if shards:
             first, last = (costs_of(shard, gpu)[:2] for shard in (shards[0], shards[-1]))
             total = len(shards) * (first + last) / 2
-        replica = self.replica(table, option)
-        if replica is not None:
+        for replica in self.replicas(table, option):
             total = total + (self.gpus - self.servers) * costs_of(replica, gpu)[:2]
         return np.asarray(total)
 

@@ -10,7 +10,7 @@ from placer.plan.plan import Plan
 from placer.tables import Table
 from placer.topology.topology import Topology
 from solvers.model.drive_rows import at_drive_share
-from solvers.model.instance import Instance, Placement
+from solvers.model.instance import Block, Instance, Placement
 
 _COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
 
@@ -21,12 +21,7 @@ class TablePlacement:
 
     option: ShardingOption  # If all rows are in HBM, the lookup of cold rows is a guess.
     placements: tuple[Placement, ...]  # In the order of shards; empty for a data-parallel table.
-    replica: TableShard | None = None
-
-    @property
-    def replicas(self) -> tuple[TableShard, ...]:
-        """`replica` as `build_plan` takes it."""
-        return () if self.replica is None else (self.replica,)
+    replicas: Block  # One shard, or none.
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
@@ -90,8 +85,8 @@ def read_shards(
     ):
         placements = _matched(number, table, option, by_gpu, len(topology.gpus))
         if placements is not None:
-            replica = TableShard.replica(number, option) if replicated_rows else None
-            return TablePlacement(option, tuple(placements), replica)
+            replicas = (TableShard.replica(number, option),) if replicated_rows else ()
+            return TablePlacement(option, tuple(placements), replicas)
     return None
 
 
@@ -219,6 +214,3 @@ def _hot_rows(
     cached = rest[0].cache_rows if rest else count
     # Plans write a cache of all rows as rows in HBM.
     return cached if cached < len(rows) or hot else None
-
-
-__all__ = ["TablePlacement", "is_one_of", "placements_of", "read_shards"]

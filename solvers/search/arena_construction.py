@@ -110,10 +110,9 @@ def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:
 
 
 def _arenas_of(instance: Instance, table: int, option: ShardingOption) -> Arenas:
-    replica = instance.replica(table, option)
     # Row slices of a column slice share its arena.
     columns = instance.shards(table, option)[:: option.row_slices]
-    return frozenset(instance.arenas([*columns, *([replica] if replica else [])]))
+    return frozenset(instance.arenas([*columns, *instance.replicas(table, option)]))
 
 
 def _choices_of_arenas(

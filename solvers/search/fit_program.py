@@ -180,8 +180,7 @@ class FitProgram:
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
         """Add the shards of a table in one option."""
         instance = self.instance
-        replica = instance.replica(table, option)
-        if replica is not None:
+        for replica in instance.replicas(table, option):
             self.replicas.append((replica, used))
             for gpu in range(instance.gpus):
                 self._add_bytes(gpu, instance.priced_costs(replica, gpu)[:, 0], used)

@@ -144,7 +144,7 @@ def _way(
             costs = instance.costs_at(shard, instance.kinds[0], 0)
             least[number] += costs[BYTES]
             cold[:, number] += costs[DRAM_BYTES] * np.array((1.0, _widening(instance, shard)))
-    replicas = tuple(one for of in options if (one := instance.replica(*of)) is not None)
+    replicas = tuple(one for of in options for one in instance.replicas(*of))
     replica_bytes = np.zeros(instance.gpus)
     for one in replicas:
         replica_bytes += [instance.costs_at(one, g, 0)[BYTES] for g in range(instance.gpus)]

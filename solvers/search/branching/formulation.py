@@ -9,7 +9,7 @@ import numpy as np
 
 from cost_models import ANY_SHARE, CostCurve
 from solvers.bounds.option_costs import distinct_shards, points_within
-from solvers.model.instance import Instance, ShardingOption, TableShard
+from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Bool, Float, Int
 from solvers.search.branching.drives import DrivePoints, drive_points
 
@@ -152,12 +152,10 @@ class Formulation:
                         parts.append((*row, kind))
                         points.append(each)
                         drives.append(on_drive)
-                replica = instance.replica(table, option)
-                replicas.append(self._replica(replica))
-                arena_of_replica = (
-                    -1 if replica is None else self._arena(instance.arena_of(replica))
-                )
-                replica_arenas.append(arena_of_replica)
+                everywhere = instance.replicas(table, option)
+                replicas.append(self._replicas(everywhere))
+                arenas = [self._arena(instance.arena_of(one)) for one in everywhere]
+                replica_arenas.append(max(arenas, default=-1))
                 tables.append(table)
                 self.options.append(option)
                 self.layouts.append(_layout(instance, table, option))
@@ -292,16 +290,15 @@ class Formulation:
     def _arena(self, arena: object) -> int:
         return self._arenas.setdefault(arena, len(self._arenas))
 
-    def _replica(self, replica: TableShard | None) -> list[Float]:
+    def _replicas(self, replicas: Block) -> list[Float]:
         """Return bytes and seconds on each kind of GPU."""
-        instance = self.instance
-        if replica is None:
-            return [np.zeros(1 + self.phases) for _ in instance.kinds]
-        every = [instance.priced_costs(replica, gpu)[:, 0] for gpu in instance.kinds]
-        return [
-            np.append(costs[BYTES] / self.unit_bytes, costs[PHASES] / self.unit_s)
-            for costs in every
-        ]
+        every = [np.zeros(1 + self.phases) for _ in self.instance.kinds]
+        for replica in replicas:
+            for of_kind, gpu in zip(every, self.instance.kinds, strict=True):
+                costs = self.instance.priced_costs(replica, gpu)[:, 0]
+                of_kind[0] += costs[BYTES] / self.unit_bytes
+                of_kind[1:] += costs[PHASES] / self.unit_s
+        return every
 
     def _parts(
         self, table: int, option: ShardingOption

@@ -261,9 +261,7 @@ def rounded(
         at = np.flatnonzero(f.table_of[node.options] == table)
         number = int(node.options[at[relaxation.chosen[at].argmax()]])
         option, used = f.options[number], set[int]()
-        replica = instance.replica(table, option)
-        if replica is not None:
-            replicas.append(replica)
+        replicas += instance.replicas(table, option)
         parts = np.flatnonzero(f.option_of == number)
         for shard in instance.shards(table, option):
             if shard.home_gpu is not None:
