@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import placer
 from cost_models import CostModel
@@ -84,47 +84,40 @@ class Strategy(ABC):
         raise NotImplementedError
 
 
-Run = Callable[[Search], Assignment | None]
-"""A stage's function: it takes a search and may find an assignment."""
-
-
-class Stage(NamedTuple):
-    """One step of a strategy: a name, and a function that may find an assignment."""
-
-    name: str
-    run: Run
+Stage = Callable[[Search], Assignment | None]
+"""One step of a strategy: it takes a search and may find an assignment."""
 
 
 class StagedStrategy(Strategy):
     """A strategy that is a list of stages; the best assignment goes from one to the next."""
 
     @abstractmethod
-    def stages(self, instance: Instance) -> list[Stage]:
-        """List the stages: the first runs once, the others by turns until nothing is gained."""
+    def stages(self, instance: Instance) -> dict[str, Stage]:
+        """Return named stages: the first runs once, the others in turn until nothing is gained."""
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Run the stages."""
-        first, *others = self.stages(search.instance)
-        self._run(first, search)
+        first, *others = self.stages(search.instance).items()
+        self._run(*first, search)
         if search.best is None:
-            self._run(Stage("room", Search.first_fit), search)
+            self._run("room", Search.first_fit, search)
         idle = 0
         while others and idle < _IDLE_ROUNDS and search.is_open and search.failure is None:
             before = search.bound_s, search.best
             for stage in others:
                 if search.is_open:
-                    self._run(stage, search)
+                    self._run(*stage, search)
             idle = idle + 1 if before == (search.bound_s, search.best) else 0
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best
             yield from reversed(search.earlier)
 
-    def _run(self, stage: Stage, search: Search) -> None:
-        search.tell(stage.name)
-        assignment = stage.run(search)
+    def _run(self, name: str, stage: Stage, search: Search) -> None:
+        search.tell(name)
+        assignment = stage(search)
         if assignment is not None:
-            search.stats[f"{stage.name}_s"] = assignment.step_time_s
+            search.stats[f"{name}_s"] = assignment.step_time_s
             search.keep(assignment)
 
 

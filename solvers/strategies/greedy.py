@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from placer.plan.fields import Memory
+from placer.plan.memory import Shortage
 from placer.plan.plan import Plan
 from placer.tables import Table
 from placer.units import format_bytes
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.result import Shortage, Termination
+from solvers.result import Termination
 from solvers.strategies._base import Strategy
 from solvers.strategies._search import Search
 
