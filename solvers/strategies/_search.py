@@ -101,10 +101,15 @@ class Search:
         """Raise the bound: every plan of this search takes at least `bound_s`."""
         self.bound_s = max(self.bound_s, bound_s)
 
+    @property
+    def seed(self) -> int:
+        """Seed of everything random."""
+        return self.clock.limits.seed
+
     def another_seed(self) -> int:
         """Return another seed, so that a repeated search takes another way."""
         self.repeated += 1
-        return self.clock.limits.seed + self.repeated - 1
+        return self.seed + self.repeated - 1
 
     @property
     def target_s(self) -> float:
@@ -146,7 +151,7 @@ class Search:
             # Drives may be too small for the rows that options without a share leave to them.
             off_drives = [[o for o in of if not o.home.drive_share] for of in options]
             for tried in [options] + [off_drives] * (all(off_drives) and off_drives != options):
-                assignment = make_room(instance, tried, self.clock.limits.seed, self.clock)
+                assignment = make_room(instance, tried, self.seed, self.clock)
                 # The plan may need row maps that the assignment does not count.
                 if assignment is not None and fitted_plan(assignment) is not None:
                     return assignment
