@@ -15,7 +15,6 @@ from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.diff import PlanDiff, diff
-from placer.plan.fields import SolverRecord
 from placer.plan.migration import break_even_steps, migration
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
@@ -31,7 +30,7 @@ from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 from solvers.search.moves import improve
 from solvers.search.old_placement import old_assignment, old_tables
-from solvers.strategies._base import provenance_of
+from solvers.strategies._base import recorded
 
 HORIZON_STEPS, _MOST_HORIZON_STEPS = 100_000, 10**15
 """Default and largest number of steps for which a new plan is used."""
@@ -280,14 +279,13 @@ class _Replanning:
         bound_s = fresh.bound_s
         if bound_s is not None and bound_s > chosen.step_time_s:
             bound_s = None  # The old placement is outside the search space.
-        record = SolverRecord(
+        return recorded(
+            chosen.plan,
+            self.instance,
             name="replan",
             status="feasible",
             step_time_s=chosen.step_time_s,
             bound_s=bound_s,
             seconds=round(time.monotonic() - self.started, 3),
             seed=self.limits.seed,
-            cost_model=self.cost_model.name,
-            search_space=self.instance.search_space,
         )
-        return replace(chosen.plan, solver=record, provenance=provenance_of(self.problem))

@@ -275,15 +275,11 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], in
 
 def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:
     """Return the fewest bytes of a table in HBM, and in HBM and DRAM together."""
-    least_bytes: list[tuple[float, float]] = []
-    for option in instance.options_of(table):
-        if option.replicated_rows or (option.shard_count > 1 and whole_is_least):
-            continue
-        least_bytes.append(_least_of(instance, table, option))
+    options = instance.options_of(table)
+    few = [o for o in options if not o.replicated_rows]
+    few = [o for o in few if o.shard_count == 1 or not whole_is_least]
     # Replicas only add bytes, so count them only if nothing else is allowed.
-    least_bytes = least_bytes or [
-        _least_of(instance, table, option) for option in instance.options_of(table)
-    ]
+    least_bytes = [_least_of(instance, table, option) for option in few or options]
     return min(need for need, _ in least_bytes), min(need for _, need in least_bytes)
 
 

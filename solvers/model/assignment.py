@@ -229,16 +229,13 @@ class Assignment:
         )
         launches_s = launches_s + arena_s
         weights = instance.objective.weights
-        return Knapsack(
-            filled.hot_rows,
-            filled.gpu_s
-            - (dram_price + instance.dram_price) * filled.dram_bytes
-            + float(base[GPU_S] + weights @ launches_s),
-            filled.phase_s + base[PHASES] + launches_s,
-            filled.dram_s,
-            filled.hbm_bytes + float(base[BYTES]),
-            filled.dram_bytes,
-            arena_s,
+        gpu_s = filled.gpu_s - (dram_price + instance.dram_price) * filled.dram_bytes
+        return replace(
+            filled,
+            gpu_s=gpu_s + float(base[GPU_S] + weights @ launches_s),
+            phase_s=filled.phase_s + base[PHASES] + launches_s,
+            hbm_bytes=filled.hbm_bytes + float(base[BYTES]),
+            arena_s=arena_s,
         )
 
     def holders(self, table: int) -> list[int]:

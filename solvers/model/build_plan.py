@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -26,11 +27,8 @@ def build_plan(
     listed: dict[str, int] = {}
 
     def add(table: int, parts: Sequence[Shard]) -> None:
-        for number, shard in enumerate(parts):
-            charged = number == 0
-            shards.append(
-                instance.cost_model.with_buffers(problem, table, shard, returns_bags=charged)
-            )
+        with_buffers = partial(instance.cost_model.with_buffers, problem, table)
+        shards.extend(with_buffers(part, returns_bags=part is parts[0]) for part in parts)
 
     def list_ids(table: int, ranks: int) -> None:
         profile = problem.profile.tables[table]

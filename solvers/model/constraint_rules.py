@@ -9,6 +9,7 @@ from cost_models import IN_DRAM, CostCurve, ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.topology import Topology
+from solvers.model.curves import curve_at
 from solvers.model.knapsack import Bool
 
 
@@ -146,17 +147,11 @@ class ConstraintRules:
             kept[1:-1] = False
         if kept.all():
             return curve
-        return replace(
-            curve,
-            hot_rows=curve.hot_rows[kept],
-            gpu_s=curve.gpu_s[kept],
-            dram_s=curve.dram_s[kept],
-            hbm_bytes=curve.hbm_bytes[kept],
-            dram_bytes=curve.dram_bytes[kept],
-            split_s=curve.split_s if cached else np.inf,  # Only the ends.
-            gpu_s_of_phases=curve.phase_s[:, kept],
-            split_s_of_phases=curve.split_phase_s + (0.0 if cached else np.inf),
-        )
+        part = curve_at(curve, curve.hot_rows[kept])
+        if cached:
+            return part
+        # Only the ends.
+        return replace(part, split_s=np.inf, split_s_of_phases=part.split_phase_s + np.inf)
 
     def open_gpus(self, block: Iterable[TableShard], gpus: int) -> Bool:
         """Return which GPUs may serve all shards of a block, room aside, shape (gpus,)."""

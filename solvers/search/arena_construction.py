@@ -47,18 +47,7 @@ class _Choice(NamedTuple):
 
 
 def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
-    """Yield assignments for a few choices of widths; none if launches cost little.
-
-    >>> from cost_models import Roofline
-    >>> from placer import Problem, Topology
-    >>> from placer.workloads import named_workload
-    >>> from solvers.bounds.lagrangian import lagrangian_bound
-    >>> problem = Problem(named_workload("random-12"), Topology.parse("8xh100"), 16)
-    >>> instance = Instance(problem, Roofline())
-    >>> found = list(assignments_by_arena(instance, lagrangian_bound(instance)))
-    >>> min(max(len(instance.arenas(mine)) for mine in one.shards) for one in found)
-    1
-    """
+    """Yield assignments for a few choices of widths; none if launches cost little."""
     whole = _arenas_of_whole(instance)
     if min(instance.gpus, len(whole)) == 1 or _launches_share(instance, bound) < _LEAST_SHARE:
         return

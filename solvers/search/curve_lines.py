@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from cost_models.base import CostCurve, Float
-from solvers.model.knapsack import BYTES, DRAM_BYTES, Int, costs_of
+from solvers.model.curves import curve_at
+from solvers.model.knapsack import BYTES, DRAM_BYTES, costs_of
 
 ROUNDING_BYTES = 1e-6
 """Bytes that are none, but a rounding error."""
@@ -41,33 +42,15 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
     rows = curve.hot_rows
     if curve.only_points or not np.isfinite(curve.split_s) or rows[-1] >= most:
         return curve
-    return _at(curve, np.arange(rows[0], rows[-1] + 1))
+    return curve_at(curve, np.arange(rows[0], rows[-1] + 1))
 
 
 def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
     """Return the part of a curve between two numbers of hot rows, bytes of a split included."""
     rows = curve.hot_rows
     inner = rows[(rows > low) & (rows < high)]
-    part = _at(curve, np.unique(np.concatenate(([low], inner, [high]))))
+    part = curve_at(curve, np.unique(np.concatenate(([low], inner, [high]))))
     return replace(part, hbm_bytes=part.hbm_bytes + curve.split_hbm_bytes)
-
-
-def _at(curve: CostCurve, hot: Int) -> CostCurve:
-    """Return a curve at other numbers of hot rows."""
-
-    def between(values: Float) -> Float:
-        return np.interp(hot, curve.hot_rows, values)
-
-    return replace(
-        curve,
-        hot_rows=hot,
-        gpu_s=between(curve.gpu_s),
-        dram_s=between(curve.dram_s),
-        hbm_bytes=between(curve.hbm_bytes),
-        dram_bytes=between(curve.dram_bytes),
-        gpu_s_of_phases=np.stack([between(phase_s) for phase_s in curve.phase_s]),
-        split_s_of_phases=curve.split_phase_s,
-    )
 
 
 def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Piece]:

@@ -107,7 +107,7 @@ def _ways(
     group: Block,
     options: Sequence[Sequence[ShardingOption]],
     *,
-    only_whole: bool = False,
+    only_whole: bool,
 ) -> list[_Way]:
     """Return ways to shard a group: all options of one table, or several whole tables.
 

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import placer
 from cost_models import CostModel
@@ -133,35 +133,38 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     bound_s = min(bound_s, step_time_s)
     optimal = step_time_s <= bound_s * (1 + limits.gap)
     seconds = search.clock.spent_s
-    record = SolverRecord(
+    plan = recorded(
+        plan,
+        instance,
         name=name,
         status="optimal" if optimal else "feasible",
         step_time_s=step_time_s,
         bound_s=bound_s,
         seconds=round(seconds, 3),
         seed=limits.seed,
-        cost_model=instance.cost_model.name,
-        search_space=instance.search_space,
     )
     return SolveResult(
-        replace(plan, solver=record, provenance=provenance_of(instance.problem)),
+        plan,
         Termination(
-            record.status,
+            plan.solver.status,
             None if optimal else search.clock.limit_hit or ("time" if search.lacks_time else None),
             binding(instance.problem, plan, instance.cost_model, report, instance).words,
         ),
         step_time_s,
         bound_s,
-        {"seconds": seconds, "search_space": record.search_space, **search.stats},
+        {"seconds": seconds, "search_space": plan.solver.search_space, **search.stats},
     )
 
 
-def provenance_of(problem: Problem) -> Provenance:
-    """Return where a plan of a problem comes from, made now."""
-    return Provenance(
+def recorded(plan: Plan, instance: Instance, **record: Any) -> Plan:
+    """Return a plan with fields of its solver's record, and with its provenance, made now."""
+    problem, space = instance.problem, instance.search_space
+    solver = SolverRecord(**record, cost_model=instance.cost_model.name, search_space=space)
+    provenance = Provenance(
         problem_sha256=problem.sha256,
         placer_version=placer.__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         profile=problem.profile.reference,
         ids_sha256=problem.profile.ids_sha256,
     )
+    return replace(plan, solver=solver, provenance=provenance)

@@ -102,7 +102,7 @@ class Formulation:
         instance: Instance,
         upper_s: float,
         price_s_per_byte: float,
-        most_points: int = 2_000_000,
+        most_points: int,
     ) -> None:
         self.instance, self.unit_s = instance, upper_s / UNITS
         points_of_all = points_of(instance)
@@ -117,8 +117,7 @@ class Formulation:
         self.unit_bytes = max(1.0, float(instance.hbm_bytes[:gpus].max()))
         dram_bytes = float(instance.all_dram_bytes.sum())
         self.unit_dram = max(1.0, dram_bytes) if instance.dram_price else 0.0
-        kinds = [(kind, instance.launches_s[gpu]) for kind, gpu in enumerate(instance.kinds)]
-        self.launches = np.array([launches_s for _, launches_s in kinds]) / unit_s
+        self.launches = np.array([instance.launches_s[gpu] for gpu in instance.kinds]) / unit_s
         self.fixed = instance.objective.fixed / unit_s
         self.members = instance.objective.members
         hbm = (instance.hbm_bytes / self.unit_bytes).tolist()
@@ -160,7 +159,7 @@ class Formulation:
                 self.options.append(option)
                 self.layouts.append(_layout(instance, table, option))
         self.table_of: Int = np.array(tables, dtype=np.int64)
-        by_option = np.array(replicas).reshape(len(tables), len(kinds), 1 + self.phases)
+        by_option = np.array(replicas).reshape(len(tables), len(instance.kinds), 1 + self.phases)
         self.replicas = by_option.swapaxes(0, 1)
         self.replica_arena: Int = np.array(replica_arenas, dtype=np.int64)
         columns = np.array(parts, dtype=np.int64).reshape(len(parts), 7).T

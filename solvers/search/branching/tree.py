@@ -329,23 +329,6 @@ def branch_and_bound(
     - `bounding`: the problem with more chains of phases, each a lower bound of a step; by default
       the problem of `best`.
     - `before`: an earlier search of the same problem, whose formulation and roots are reused.
-
-    Examples
-    --------
-    >>> from cost_models import Roofline
-    >>> from placer import Problem, Topology
-    >>> from placer.workloads import named_workload
-    >>> from solvers.bounds.lagrangian import lagrangian_bound
-    >>> from solvers.result import Limits
-    >>> from solvers.search.construction import construct
-    >>> machine = Topology.parse("2xh100", hbm="1GiB")
-    >>> instance = Instance(Problem(named_workload("random-2"), machine, 64), Roofline())
-    >>> bound = lagrangian_bound(instance)
-    >>> first = construct(instance, bound, bound.step_time_s)
-    >>> clock = Clock.start(Limits(time_limit_s=60))
-    >>> search = branch_and_bound(first, bound.price_s_per_byte, clock=clock, gap=0.01)
-    >>> first.step_time_s >= search.best.step_time_s >= search.bound_s > instance.fixed_s
-    True
     """
     instance = bounding or best.instance
     if instance.gpus == 1 or best.step_time_s <= 0:
