@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from cost_models import IN_DRAM, Cold, ShardingOption, TableShard, shards_of
 from placer.plan.fields import Shard
@@ -41,13 +40,7 @@ def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement 
 
 def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool:
     """Return whether an option is one of others, whatever the order of its column slices."""
-    return _sorted(option) in _all_sorted(tuple(options))
-
-
-@lru_cache(maxsize=256)
-def _all_sorted(options: tuple[ShardingOption, ...]) -> frozenset[ShardingOption]:
-    """Return options as `_sorted` has them; tables of one shape have the same."""
-    return frozenset(map(_sorted, options))
+    return _sorted(option) in map(_sorted, options)
 
 
 def _sorted(option: ShardingOption) -> ShardingOption:
@@ -79,9 +72,10 @@ def read_shards(
             by_gpu.setdefault(at[shard.devices[0]], []).append(shard)
     if replicated_rows and replicated_rows == table.rows:
         by_gpu = {gpu: mine for gpu, mine in by_gpu.items() if any(s.row_count for s in mine)}
+    searched = set(map(_sorted, options))
     for option in sorted(
         _options_of(table, replicated_rows, by_gpu, options, len(topology.gpus)),
-        key=lambda option: not is_one_of(option, options),
+        key=lambda option: _sorted(option) not in searched,
     ):
         placements = _matched(number, table, option, by_gpu, len(topology.gpus))
         if placements is not None:
