@@ -1,8 +1,7 @@
 """Choose the capacity of tables that grow: rows go where they save most misses per byte.
 
-A table has L lookups in a sample. With capacity c, the share h(c) of them find their row
-(`hit_rate_for`). Within a number of bytes, Σ L·h(c) is largest if the next row of every table saves
-equally many misses per byte. The best number of bytes is found by making plans.
+"Capacities that the plan chooses" in docs/growing.md has the argument. The best number of bytes is
+found by making plans.
 """
 
 import math

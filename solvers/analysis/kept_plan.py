@@ -1,8 +1,8 @@
 """Keep parts of an old plan: its whole placement, or rows on equal GPUs and in equal row slices.
 
 To a solver, equal GPUs are interchangeable, and so are equal row slices. To a migration they are
-not. So GPUs and slices are matched such that most bytes stay. Rows are sorted by frequency only
-within their strided slices, as sorting all rows again would move nearly every row.
+not. So GPUs and slices are matched such that most bytes stay ("What a step costs" in
+docs/replan.md).
 """
 
 from collections import defaultdict

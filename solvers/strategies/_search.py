@@ -1,8 +1,6 @@
 """The state of a running search, which stages hand on to each other, and what it minimises.
 
-A search minimises one sum of seconds, at first of the main chain of phases. A first placement shows
-whether another sum leads to better plans: of other chains, of hosts' memory, or without replicas.
-See "What a second counts" in docs/solvers.md.
+"What a second counts" in docs/solvers.md says what a search minimises.
 """
 
 from collections.abc import Sequence
@@ -214,8 +212,7 @@ def weights_of_drives(instance: Instance) -> Float:
 def weighed(search: Search) -> Search:
     """Return a search whose weights of chains suit what a first placement waits for.
 
-    At first only the main chain counts. If the first placement waits for another chain, such as the
-    host link, try mixtures of both chains. If it waits for a host's memory, try mixtures with that.
+    See "What a second counts" in docs/solvers.md.
     """
     instance, bound = search.instance, search.lagrangian
     first = search.first = construct(instance, bound, bound.step_time_s)
