@@ -71,14 +71,9 @@ class OptionPricer:
         self.server_shares, self.limit_s = server_shares, limit_s
         # Column slices of one width share a curve, in all of a table's options.
         self._least = lru_cache(256)(self._of_curve)
-        self.most_of_kind = [
-            max(
-                float(h)
-                for h, k in zip(instance.hbm_bytes, instance.kind_of_gpu, strict=True)
-                if k == kind
-            )
-            for kind in range(len(instance.kinds))
-        ]
+        kinds = np.array(instance.kind_of_gpu)
+        every = range(len(instance.kinds))
+        self.most_of_kind = [float(instance.hbm_bytes[kinds == kind].max()) for kind in every]
 
     def every(self, table: int) -> OptionCosts:
         """Return the costs of every sharding option of a table."""
