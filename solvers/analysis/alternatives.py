@@ -87,10 +87,6 @@ class PlannedTable:
         # Options that differ only in `cold` may give the same placement.
         self._seen = {frozenset(self.own.shards)}
 
-    def placed(self, placements: Sequence[Placement], replicas: Block) -> Plan:
-        """Return a plan of only this table with these placements."""
-        return build_plan(self.instance, placements, replicas)
-
     def costed(self, name: str, own: Plan) -> Iterator[Alternative]:
         """Yield the whole plan with the table placed as in `own`.
 
@@ -164,7 +160,7 @@ class PlannedTable:
                 Placement(shard, gpu, self._hot_rows(shard, gpu, free[gpu] - spare[gpu]))
                 for shard, gpu in shards
             ]
-            own = self.placed(placements, replicas)
+            own = build_plan(self.instance, placements, replicas)
             short = self.short_bytes(own)
             excess = [short.get(gpu.id, 0) for gpu in self.problem.topology.serving]
             if not any(excess[p.gpu] and p.hot_rows for p in placements):
@@ -205,7 +201,7 @@ def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
         rows = instance.rows(planned.number)
         wanted = [len(range(*p.shard.rows(rows))) if end else 0 for p in moved]
         if moved != list(placed) and [p.hot_rows for p in moved] == wanted:
-            yield from planned.costed(name, planned.placed(moved, planned.replicas))
+            yield from planned.costed(name, build_plan(instance, moved, planned.replicas))
 
 
 def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
