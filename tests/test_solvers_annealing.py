@@ -25,10 +25,15 @@ from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
 from solvers.search.annealing import anneal, prepare, runs, search, state
 from solvers.search.annealing import problem as arrays_of_problems
-from solvers.search.annealing.moves import other_gpu, run_moves
+from solvers.search.annealing.moves import (
+    find_candidates,
+    first_with_arena,
+    other_gpu,
+    run_moves,
+    unit_back,
+)
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import drive_s, weigh_phases
-from solvers.search.annealing.resharding import find_candidates, first_with_arena, unit_back
 from solvers.search.annealing.state import NOBODY, Rules, State, is_compiled
 from solvers.search.construction import construct
 
