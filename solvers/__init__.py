@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from placer.plan.memory import Shortage as Shortage
     from solvers.analysis.capacities import choose_capacities as choose_capacities
     from solvers.analysis.compare import CompareRow as CompareRow
     from solvers.analysis.compare import compare as compare
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from solvers.registry import solve as solve
     from solvers.registry import solver as solver
     from solvers.result import Limits as Limits
-    from solvers.result import Shortage as Shortage
     from solvers.result import Solver as Solver
     from solvers.result import SolveResult as SolveResult
     from solvers.result import Termination as Termination

@@ -1,8 +1,7 @@
 """A cache of plans on disk, and a solver that takes plans from it and saves new ones.
 
-Each plan is one file in a folder of bounded size, so a plan is there whole or not at all. The file
-has a line with the SHA-256 of the rest, a line of JSON, and the hot ids as safetensors. It contains
-no code.
+Each plan is one file in a folder of bounded size. The file has a line with the SHA-256 of the rest,
+a line of JSON, and the hot ids as safetensors. It contains no code.
 """
 
 import contextlib
@@ -162,13 +161,10 @@ class CachedSolver:
     """A solver with a cache: a repeated search returns the saved plan at once.
 
     A saved plan is used if the time limit is the same or shorter, or if the plan is proven to be
-    within the gap. Its step time is computed again, and its bound must not exceed the step time.
-    A result is saved if it has a plan and the user did not stop the search. Damaged, altered and
-    wrong files are ignored with a note, and written again. If nothing can be written, the search
-    runs without the cache.
+    within the gap. If nothing can be written, the search runs without the cache. By default, the
+    cache is the user's. `note` is called with messages of one line for people.
 
-    Only placer's own solvers and cost models are cached. By default, the cache is the user's.
-    `note` is called with messages of one line for people.
+    "Plans that are kept" in docs/solvers.md says which results are kept and which are used.
 
     Examples
     --------

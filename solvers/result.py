@@ -142,6 +142,13 @@ class Termination:
         return f"{self.reason} ({'stopped' if self.limit == 'stop' else f'{self.limit} limit'})"
 
 
+def gap_of(step_time_s: float | None, bound_s: float | None) -> float | None:
+    """Return (step time − bound) / bound; None without a plan or a bound."""
+    if step_time_s is None or not bound_s:
+        return None
+    return max(0.0, step_time_s / bound_s - 1)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class SolveResult(Summarized):
     """The result of a search: a plan, why the search ended, and a bound of the step time.
@@ -172,10 +179,8 @@ class SolveResult(Summarized):
 
     @property
     def gap(self) -> float | None:
-        """(step time − bound) / bound; None without a plan or a bound."""
-        if self.step_time_s is None or not self.bound_s:
-            return None
-        return max(0.0, self.step_time_s / self.bound_s - 1)
+        """See `gap_of`."""
+        return gap_of(self.step_time_s, self.bound_s)
 
     def summary(self) -> dict[str, str]:
         """Return the plan, the end, the step time, the bound and the gap in words."""
@@ -199,15 +204,3 @@ class Solver(Protocol):
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Return the best placement found within the limits."""
         ...
-
-
-__all__ = [
-    "Limit",
-    "Limits",
-    "Reason",
-    "SearchState",
-    "Shortage",
-    "SolveResult",
-    "Solver",
-    "Termination",
-]

@@ -18,7 +18,8 @@ from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
 from cost_models.torchrec.estimates import Many
 from placer.adapters.torchrec.sharding import even_blocks
-from solvers.search.candidates.placement import Float, Group
+from solvers.model.knapsack import Float
+from solvers.search.candidates.placement import Group
 
 Candidates = tuple[Float, Float, list[tuple[TorchRecOption, float | None]]]
 """Times, bytes and sources of candidates: the option and the load factor of each."""

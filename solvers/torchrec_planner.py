@@ -1,8 +1,6 @@
 """TorchRec's planner with placer's search: `solvers.PlacerPlanner`. Importing this needs torchrec.
 
-TorchRec's `EmbeddingShardingPlanner` enumerates the options of each table. Its proposers choose
-options, and its partitioner assigns ranks. Here, one search does both for the whole model.
-Enumeration, reservations, constraints, statistics, checks and errors remain TorchRec's.
+TorchRec's proposers choose options, and its partitioner assigns ranks. Here, one search does both.
 """
 
 import copy
@@ -203,27 +201,22 @@ _OWN_SHARE = 0.6
 class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
     """A drop-in for TorchRec's `EmbeddingShardingPlanner`: ``plan`` and ``collective_plan``.
 
-    Like TorchRec's planner, it minimizes the time of the slowest rank by the enumerator's
-    estimates. It searches all options of the enumerator that TorchRec can train, within the memory
-    that the storage reservation leaves on each rank. It also chooses the load factors of caches
-    with statistics.
+    "Our search as TorchRec's planner" in docs/torchrec.md says what it searches.
 
     Parameters
     ----------
     *args, **options
-        Arguments of TorchRec's planner. The search minimizes the time of the slowest rank with any
-        performance model. With a model other than `NoopPerfModel`, TorchRec's default proposers
-        also run, and the performance model chooses among all plans. A `proposer` and a
-        `partitioner` run in addition to the search. `timeout_seconds` limits the search and all
-        proposers together; the default is 20.
+        Arguments of TorchRec's planner. A `proposer` and a `partitioner` run in addition to the
+        search, and with a performance model other than `NoopPerfModel`, so do TorchRec's default
+        proposers. `timeout_seconds` limits the search and all proposers together; the default is
+        20.
     seed, gap, max_steps
         Limits of the search: seed of random numbers, gap to the bound, and number of rounds.
     profile : Profile, optional
         Profile with cache statistics of tables, by name, if the constraints have none.
     replicate : bool
         Whether the planner may replicate tables with an optimizer in the backward pass, as
-        TorchRec's planner does. TorchRec leaves such replicas to the optimizer of the dense layers,
-        so such a plan gives a warning.
+        TorchRec's planner does. Such a plan gives a warning.
 
     Attributes
     ----------

@@ -108,7 +108,7 @@ class Enumeration:
             for option in self.instance.options_of(table)
             for shard in (
                 *self.instance.shards(table, option),
-                *filter(None, [self.instance.replica(table, option)]),
+                *self.instance.replicas(table, option),
             )
         ]
         self.arenas = {arena: number for number, arena in enumerate(self.instance.arenas(shards))}
@@ -150,14 +150,15 @@ class Enumeration:
     def _of_option(self, table: int, option: ShardingOption) -> Iterator[tuple[Choice, np.ndarray]]:
         """All ways to place a table that is cut in this way, with their costs."""
         instance, gpus, hosts = self.instance, len(self.gpus), len(self.problem.topology.hosts)
-        shards, replica = instance.shards(table, option), instance.replica(table, option)
-        replicas = (replica,) if replica else ()
-        base, base_map = self.part(replica, 0, option.replicated_rows) if replica else (0.0, False)
+        shards, replicas = instance.shards(table, option), instance.replicas(table, option)
+        base, base_map = 0.0, False
+        for replica in replicas:
+            base, base_map = self.part(replica, 0, option.replicated_rows)
         spec = self.problem.profile.tables[table].table
         ways = [self._ways(shard, spec) for shard in shards]
         for homes in permutations(self.gpus, len(shards)):
             served = np.zeros(self.first_byte + gpus + hosts)
-            holders = {*homes, *(self.holding_replicas if replica else ())}
+            holders = {*homes, *(self.holding_replicas if replicas else ())}
             at = [self.first_byte + gpu for gpu in holders]
             served[at] = row_map_bytes(spec)
             allowed: dict[tuple[tuple[bool, ...], ...], bool] = {}

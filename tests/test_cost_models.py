@@ -184,8 +184,8 @@ class CostModelContract:
         placements, replicas = [], []
         for table in range(instance.tables):
             option = self.option(data, problem, table)
-            shards, replica = instance.shards(table, option), instance.replica(table, option)
-            replicas += [replica] if replica else []
+            shards = instance.shards(table, option)
+            replicas += instance.replicas(table, option)
             homes = self.homes(data, option, instance.gpus)[: len(shards)]
             curves = [instance.curve(p, gpu) for p, gpu in zip(shards, homes, strict=True)]
             hot_rows = self.hot_rows(data, curves)
@@ -278,7 +278,7 @@ class CostModelContract:
         rows, dim = instance.rows(table), problem.profile.tables[table].table.dim
         gpu = data.draw(st.integers(0, instance.gpus - 1))
         for option in (*model.sharding_options(problem, table), self.option(data, problem, table)):
-            shards, replica = instance.shards(table, option), instance.replica(table, option)
+            shards = instance.shards(table, option)
             cells = sum(len(range(*p.rows(rows))) * int(np.ptp(p.columns(dim))) for p in shards)
             assert cells == (rows - option.replicated_rows) * dim
             for shard in shards:
@@ -288,7 +288,7 @@ class CostModelContract:
                 self.check_curve(curve, self.upkeep_s if option.cold == "cached" else 0.0)
                 if option.cold in ("staged", "uva"):
                     self.check_convex(curve)
-            if replica is not None:
+            for replica in instance.replicas(table, option):
                 curve = instance.curve(replica, gpu)
                 assert curve.hot_rows.tolist() == [option.replicated_rows]
                 assert curve.dram_s == curve.dram_bytes == [0.0]

@@ -23,12 +23,17 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.knapsack import BYTES, PHASES
 from solvers.result import Limits
-from solvers.search.annealing import AnnealingParams, anneal, prepare, runs, search, state
+from solvers.search.annealing import anneal, prepare, runs, search, state
 from solvers.search.annealing import problem as arrays_of_problems
-from solvers.search.annealing.moves import other_gpu, run_moves
+from solvers.search.annealing.moves import (
+    find_candidates,
+    first_with_arena,
+    other_gpu,
+    run_moves,
+    unit_back,
+)
 from solvers.search.annealing.problem import AnnealingProblem
 from solvers.search.annealing.rating import drive_s, weigh_phases
-from solvers.search.annealing.resharding import find_candidates, first_with_arena, unit_back
 from solvers.search.annealing.state import NOBODY, Rules, State, is_compiled
 from solvers.search.construction import construct
 
@@ -90,14 +95,15 @@ def test_sums_of_a_state_are_those_of_its_shards(hot: float, many_gpus: int) -> 
     assert fresh.phase_s == pytest.approx(state.phase_s, rel=1e-6)
 
 
-def test_of_two_starts_neither_is_lost() -> None:
+def test_of_two_starts_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs go on from both by turns, and what they find is no slower than either."""
+    monkeypatch.setattr(search, "_STEPS_PER_PLACE", 0)
+    monkeypatch.setattr(search, "_LEAST_STEPS", 100)
     slow = begun()
 
     def found_from(start: Assignment, other: Assignment | None, steps: int) -> float:
         clock = Clock.start(Limits(time_limit_s=600, max_steps=steps))
-        params = AnnealingParams(first_steps=100)
-        best.append(anneal(start, other=other, target_s=0, seed=1, clock=clock, params=params))
+        best.append(anneal(start, other=other, target_s=0, seed=1, clock=clock))
         return best[-1].step_time_s
 
     best: list[Assignment] = []
@@ -249,11 +255,13 @@ def test_as_many_runs_at_once_as_threads(
         made(every, clock)
 
     monkeypatch.setattr(search, "make_moves", counted)
+    monkeypatch.setattr(search, "_STEPS_PER_PLACE", 0)
+    monkeypatch.setattr(search, "_LEAST_STEPS", 1000)
+    monkeypatch.setattr(search, "_LONGEST", 1)
     start = begun()
     limits = Limits(time_limit_s=20.0, threads=3, max_steps=max_steps)
     prepare(limits)
-    params = AnnealingParams(first_steps=1000, longest=1)
-    anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits))
     assert counts == {at_once}
 
 
@@ -276,7 +284,9 @@ def test_two_shards_of_a_table_on_a_gpu_are_left_as_they_are() -> None:
     assert best is start
 
 
-def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
+def test_threads_stop_when_asked_in_the_thread_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And what they have found until then counts."""
     asked_in: list[threading.Thread] = []
 
@@ -284,11 +294,12 @@ def test_threads_stop_when_asked_in_the_thread_of_the_caller() -> None:
         asked_in.append(threading.current_thread())
         return len(asked_in) > 20
 
+    monkeypatch.setattr(search, "_LEAST_STEPS", 10**12)
+    monkeypatch.setattr(search, "_IDLE_RUNS", 10**9)
     start = begun()
     limits = Limits(time_limit_s=600.0, threads=3, stop=stop)
     prepare(limits)
-    params = AnnealingParams(first_steps=10**12, idle_runs=10**9)
-    best = anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits), params=params)
+    best = anneal(start, target_s=0.0, seed=1, clock=Clock.start(limits))
     assert best.step_time_s < start.step_time_s
     assert set(asked_in) == {threading.current_thread()}
 

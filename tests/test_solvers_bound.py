@@ -222,7 +222,7 @@ def test_rows_fill_hbm_to_spare_the_hosts_memory_where_a_step_waits_for_it(
     search = Search.start(Instance(problem, Roofline()), Clock.start(Limits()))
     weighed = _search.weighed(search)
     assert weighed.instance.host_share > 0
-    assert (weighed.bound_s, weighed.proven) == (search.bound_s, search.lagrangian)
+    assert (weighed.bound_s, weighed.of_steps.lagrangian) == (search.bound_s, search.lagrangian)
     spared = solve(problem, "greedy-cost")
     assert spared.step_time_s is not None
     assert spared.step_time_s < 1.5 * spared.bound_s

@@ -23,7 +23,6 @@ from solvers.result import Limits
 from solvers.search import annealing
 from solvers.search.branching import (
     BranchAndBound,
-    BranchingParams,
     branch_and_bound,
     formulation,
     nodes,
@@ -39,9 +38,6 @@ from solvers.strategies._search import Search
 from solvers.strategies._stages import construct as construct_plans
 from solvers.strategies.auto import Auto
 
-ROOT = BranchingParams(most_gap=0.0)
-"""The first relaxation alone."""
-
 
 def begun(workload: str, machine: Topology, batch_size: int = 4096) -> tuple[Assignment, float]:
     """A first assignment of a problem, and its price of HBM."""
@@ -55,12 +51,15 @@ def begun(workload: str, machine: Topology, batch_size: int = 4096) -> tuple[Ass
 def searched(
     first: Assignment,
     price: float,
-    params: BranchingParams = ROOT,
+    programs: int = 0,
     before: BranchAndBound | None = None,
 ) -> BranchAndBound:
-    """Branch and bound by steps."""
+    """Branch and bound by steps: this many programs, by default the first relaxation."""
     clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
-    found = branch_and_bound(first, price, clock=clock, params=params, before=before)
+    most_gap = np.inf if programs else 0.0
+    found = branch_and_bound(
+        first, price, clock=clock, most_gap=most_gap, programs=programs or 25, before=before
+    )
     assert found is not None
     return found
 
@@ -139,13 +138,13 @@ def test_layouts_are_divided_down_to_single_ones_and_none_is_lost() -> None:
 @pytest.mark.slow
 def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> None:
     first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
-    before = searched(first, price, BranchingParams(programs=3))
+    before = searched(first, price, 3)
     assert before.best.step_time_s < first.step_time_s
     again = searched(before.best, price, before=before)
     assert again.roots is before.roots
     assert again.bound_s <= before.best.step_time_s
     assert again.programs == 0
-    further = searched(before.best, price, BranchingParams(), before=before)
+    further = searched(before.best, price, 25, before=before)
     assert searched(further.best, price, before=further).bound_s == further.bound_s > again.bound_s
     # What began with a faster plan has left out options that a slower one may have.
     narrow = searched(before.best, price)
@@ -160,22 +159,20 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
 def test_a_search_continues_the_round_that_one_before_it_had_no_time_to_finish() -> None:
     """Searches of 20 programs each would otherwise examine the same nodes again."""
     first, price = begun("random-3@4", Topology.parse("2xh100", hbm="1GiB"))
-    few = BranchingParams(programs=20)
-    search = searched(first, price, few)
+    search = searched(first, price, 20)
     assert search.unfinished
     for _ in range(5):
-        search = searched(search.best, price, few, before=search)
-    once = searched(first, price, BranchingParams(programs=60))
+        search = searched(search.best, price, 20, before=search)
+    once = searched(first, price, 60)
     assert once.bound_s < search.bound_s <= once.best.step_time_s
 
 
 def test_a_search_that_ends_early_proves_no_more_than_is_true() -> None:
     """In the middle of a division, parts are missing."""
     first, price = begun("random-3@4", Topology.parse("2xh100", hbm="1GiB"))
-    most = BranchingParams(programs=fewer(60, 20))
-    known_s = searched(first, price, most).best.step_time_s
+    known_s = searched(first, price, fewer(60, 20)).best.step_time_s
     for programs in (1, 2, 3, 5, 8, 13)[: fewer(6, 4)]:
-        early = searched(first, price, BranchingParams(programs=programs))
+        early = searched(first, price, programs)
         assert early.bound_s <= known_s * (1 + 1e-9)
 
 
@@ -196,15 +193,17 @@ def test_a_gpu_that_serves_nothing_waits_for_others_launches_and_not_for_its_own
 
 
 @pytest.mark.slow
-def test_where_launches_are_much_branching_begins_with_arenas() -> None:
+def test_where_launches_are_much_branching_begins_with_arenas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On two GPUs the relaxation has a share of each arena's launches, and plans all of them."""
     first, price = begun("random-12@3", Topology.parse("2xh100"), 64)
     launches_s = first.instance.launches_weighed_s(0)
     assert launches_s > 0.2 * first.step_time_s
-    proven = {
-        gpus: searched(first, price, BranchingParams(arena_gpus=gpus, programs=100))
-        for gpus in (0, 4)
-    }
+    proven = {}
+    for gpus in (0, 4):
+        monkeypatch.setattr(tree, "_ARENA_GPUS", gpus)
+        proven[gpus] = searched(first, price, 100)
     # Which relaxations are rounded differs.
     assert proven[4].best.step_time_s <= proven[0].best.step_time_s * 1.001
     gaps = {gpus: one.best.step_time_s / one.bound_s - 1 for gpus, one in proven.items()}
@@ -363,7 +362,9 @@ def test_the_first_relaxation_counts_dram_drives_and_servers(ssd: str | None) ->
     found = searched(first, search.lagrangian.price_s_per_byte)
     assert search.bound_s * (1 - 1e-6) <= found.bound_s <= first.step_time_s
     without_dram = Instance(problem, Roofline())
-    unlimited = branch_and_bound(first, 0.0, clock=search.clock, params=ROOT, bounding=without_dram)
+    unlimited = branch_and_bound(
+        first, 0.0, clock=search.clock, most_gap=0.0, bounding=without_dram
+    )
     assert unlimited is not None
     assert unlimited.bound_s < 0.9 * found.bound_s
 
@@ -435,8 +436,7 @@ def test_bounds_count_pins_and_tables_that_stay_together(
     assert bound.step_time_s > 1.4 * free.step_time_s
     first = construct(instance, bound, bound.step_time_s)
     assert first is not None
-    params = BranchingParams(programs=40)
-    found = searched(first, bound.price_s_per_byte, params)
+    found = searched(first, bound.price_s_per_byte, 40)
     best = found.best
     assert found.bound_s >= 0.99 * best.step_time_s
     plan = fitted_plan(best)
@@ -444,6 +444,6 @@ def test_bounds_count_pins_and_tables_that_stay_together(
     assert unmet(plan, instance.problem.constraints) == []
     # With too many sets of pinned tables it leaves them out.
     monkeypatch.setattr(formulation, "_MOST_PINS", 0)
-    blind = searched(first, bound.price_s_per_byte, params)
+    blind = searched(first, bound.price_s_per_byte, 40)
     assert blind.bound_s <= found.bound_s * (1 + 1e-9)
     assert bool(devices) == (blind.bound_s < 0.99 * best.step_time_s)

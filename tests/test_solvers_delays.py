@@ -18,7 +18,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.model.objective import Delay
 from solvers.result import Limits
-from solvers.search.branching import BranchingParams, branch_and_bound
+from solvers.search.branching import branch_and_bound
 from solvers.search.construction import construct
 
 
@@ -113,7 +113,7 @@ def test_bounds_count_delays() -> None:
             first,
             first_bound.price_s_per_byte,
             clock=clock,
-            params=BranchingParams(programs=5),
+            programs=5,
             bounding=bounding,
         )
         assert search is not None

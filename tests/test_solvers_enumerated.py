@@ -18,7 +18,7 @@ from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits
-from solvers.search.branching import BranchingParams, branch_and_bound, formulation
+from solvers.search.branching import branch_and_bound, formulation
 from solvers.search.construction import construct
 
 SEARCHED = 5
@@ -106,9 +106,7 @@ def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(
         if first is None:
             continue
         clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
-        found = branch_and_bound(
-            first, bound.price_s_per_byte, clock=clock, params=BranchingParams(programs=20)
-        )
+        found = branch_and_bound(first, bound.price_s_per_byte, clock=clock, programs=20)
         if found is None:
             continue
         assert found.bound_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
@@ -134,8 +132,7 @@ def test_a_coarse_relaxation_is_below_a_fine_one_and_little_else(
         for points in (0, 10**9):
             monkeypatch.setattr(formulation, "points_of", lambda instance, n=points: n)
             clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
-            root = BranchingParams(most_gap=0.0)
-            found = branch_and_bound(first, bound.price_s_per_byte, clock=clock, params=root)
+            found = branch_and_bound(first, bound.price_s_per_byte, clock=clock, most_gap=0.0)
             bounds_s.append(0.0 if found is None else found.bound_s)
         fine_s, coarse_s = bounds_s
         assert 0.95 * fine_s <= coarse_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"

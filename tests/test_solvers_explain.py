@@ -73,8 +73,7 @@ def some_placement(
             rows = len(range(*shard.rows(instance.rows(number))))
             hot = rng.choice([0, rows, rng.randint(0, rows)])
             placements.append(Placement(shard, gpu, hot))
-        if replica := instance.replica(number, option):
-            replicas.append(replica)
+        replicas += instance.replicas(number, option)
     return build_plan(instance, placements, replicas)
 
 

@@ -95,9 +95,8 @@ class Unlucky(StagedStrategy):
 
     name = "unlucky"
 
-    def stages(self, instance: Instance) -> list[Stage]:
-        annealed = Stage("annealed", lambda search: anneal(search, 1.0))
-        return [Stage("nothing", lambda search: None), annealed]
+    def stages(self, instance: Instance) -> dict[str, Stage]:
+        return {"nothing": lambda search: None, "annealed": lambda search: anneal(search, 1.0)}
 
 
 def test_what_fits_at_all_is_improved() -> None:

@@ -234,7 +234,7 @@ def _needs(problem: Problem) -> tuple[float, float, float]:
         whole = [option for option in options if option.shard_count == 1] or list(options)
         curves = []
         for option in whole:
-            shards = instance.shards(table, option) or [instance.replica(table, option)]
+            shards = instance.shards(table, option) or instance.replicas(table, option)
             curves.append([instance.curve(s, 0).hbm_bytes for s in shards if s is not None])
         low += min(sum(float(c.min()) for c in of) for of in curves)
         high += max(sum(float(c.max()) for c in of) for of in curves)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from cost_models import CostModel, CostReport, ShardingOption, TableShard
@@ -19,7 +20,7 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from placer.problem import Problem
 from solvers.model.build_plan import build_plan
-from solvers.model.instance import Instance, Placement
+from solvers.model.instance import Block, Instance, Placement
 from solvers.model.knapsack import BYTES, Float, solve_knapsack
 from solvers.model.read_plan import is_one_of, placements_of
 
@@ -70,7 +71,7 @@ class PlannedTable:
                 "of its own and read in one way, with all or the hottest rows on every GPU or none"
             )
         self.option, self.placements = placement.option, placement.placements
-        self.replica = placement.replica
+        self.replicas = placement.replicas
         self.in_group = self.instance.in_group(self.number)
         self.cost = cost_model.evaluate(problem, plan)
         self.own = replace(plan, shards=plan.shards_by_table[table])
@@ -85,10 +86,6 @@ class PlannedTable:
         self.current = self._alternative("as planned", plan, self.own, self.own_cost)
         # Options that differ only in `cold` may give the same placement.
         self._seen = {frozenset(self.own.shards)}
-
-    def placed(self, placements: Sequence[Placement], replica: TableShard | None = None) -> Plan:
-        """Return a plan of only this table with these placements."""
-        return build_plan(self.instance, placements, () if replica is None else (replica,))
 
     def costed(self, name: str, own: Plan) -> Iterator[Alternative]:
         """Yield the whole plan with the table placed as in `own`.
@@ -152,21 +149,18 @@ class PlannedTable:
         used = {name: use.total_bytes for name, use in device_memory(own).items()}
         return {name: used[name] - free[name] for name in used if used[name] > free[name]}
 
-    def filled(
-        self, shards: Sequence[tuple[TableShard, int]], replica: TableShard | None = None
-    ) -> Plan:
+    def filled(self, shards: Sequence[tuple[TableShard, int]], replicas: Block) -> Plan:
         """Place the table's shards on these GPUs; fill HBM with rows that pay and fit."""
         free = list(self.free_hbm)
-        if replica is not None:
-            for gpu in range(self.instance.gpus):
-                free[gpu] -= int(self.instance.priced_costs(replica, gpu)[BYTES, 0])
+        for replica, gpu in product(replicas, range(self.instance.gpus)):
+            free[gpu] -= int(self.instance.priced_costs(replica, gpu)[BYTES, 0])
         spare = [0] * self.instance.gpus
         for attempt in range(_MOST_ATTEMPTS):
             placements = [
                 Placement(shard, gpu, self._hot_rows(shard, gpu, free[gpu] - spare[gpu]))
                 for shard, gpu in shards
             ]
-            own = self.placed(placements, replica)
+            own = build_plan(self.instance, placements, replicas)
             short = self.short_bytes(own)
             excess = [short.get(gpu.id, 0) for gpu in self.problem.topology.serving]
             if not any(excess[p.gpu] and p.hot_rows for p in placements):
@@ -207,7 +201,7 @@ def _other_splits(planned: PlannedTable) -> Iterator[Alternative]:
         rows = instance.rows(planned.number)
         wanted = [len(range(*p.shard.rows(rows))) if end else 0 for p in moved]
         if moved != list(placed) and [p.hot_rows for p in moved] == wanted:
-            yield from planned.costed(name, planned.placed(moved, planned.replica))
+            yield from planned.costed(name, build_plan(instance, moved, planned.replicas))
 
 
 def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
@@ -223,7 +217,7 @@ def _on_other_gpus(planned: PlannedTable) -> Iterator[Alternative]:
     what = "" if len(placed) == 1 else f"shard of {ids[slowest.gpu]} "
     for gpu in others[:_MOST_GPUS]:
         pairs = [(p.shard, gpu if p is slowest else p.gpu) for p in placed]
-        own = planned.filled(pairs, planned.replica)
+        own = planned.filled(pairs, planned.replicas)
         yield from planned.costed(f"{what}on {ids[gpu]}", own)
 
 
@@ -244,7 +238,7 @@ def _other_options(planned: PlannedTable) -> Iterator[Alternative]:
             continue
         name = _option_name(option, instance.rows(planned.number))
         pairs = list(zip(shards, gpus, strict=False))
-        own = planned.filled(pairs, instance.replica(planned.number, option))
+        own = planned.filled(pairs, instance.replicas(planned.number, option))
         # Options of one kind differ only in widths of column slices or in their first GPU.
         widths = (0,) * len(option.column_widths)
         kind = option._replace(column_widths=widths, first_gpu=0)

@@ -1,8 +1,7 @@
 """Choose the capacity of tables that grow: rows go where they save most misses per byte.
 
-A table has L lookups in a sample. With capacity c, the share h(c) of them find their row
-(`hit_rate_for`). Within a number of bytes, Σ L·h(c) is largest if the next row of every table saves
-equally many misses per byte. The best number of bytes is found by making plans.
+"Capacities that the plan chooses" in docs/growing.md has the argument. The best number of bytes is
+found by making plans.
 """
 
 import math
@@ -46,12 +45,8 @@ def choose_capacities(
     """Return the problem with new capacities for some of the tables that grow.
 
     Without a price, these tables get all memory beside the other tables, as far as a plan exists.
-    With a price, minimize the step time plus the price of misses,
-
-        T(c) + price · 100 · Σ L·(1 − h(c)) / Σ L,
-
-    where T is the step time of a plan by ``greedy-cost``. Try all bytes, then halves down to 1/256,
-    then amounts around the best, so that bytes are right within 5%.
+    With a price, minimize the step time plus the price of misses (docs/growing.md). Try all bytes,
+    then halves down to 1/256, then amounts around the best, so that bytes are right within 5%.
 
     Raises ProblemError if the profile has no hit rates of a table, or no row of it is read twice.
 

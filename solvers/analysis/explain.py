@@ -88,8 +88,7 @@ def explain(problem: Problem, plan: Plan, table: str, cost_model: CostModel) -> 
     """Explain the placement of `table` in `plan`.
 
     Raises PlacerError if the plan has no such table, or no `ShardingOption` describes its
-    placement: for example rows replicated on only some GPUs, uneven row slices, or two shards on
-    one GPU.
+    placement.
 
     >>> from cost_models import Roofline
     >>> from placer import Problem, Topology

@@ -1,8 +1,8 @@
 """Keep parts of an old plan: its whole placement, or rows on equal GPUs and in equal row slices.
 
 To a solver, equal GPUs are interchangeable, and so are equal row slices. To a migration they are
-not. So GPUs and slices are matched such that most bytes stay. Rows are sorted by frequency only
-within their strided slices, as sorting all rows again would move nearly every row.
+not. So GPUs and slices are matched such that most bytes stay ("What a step costs" in
+docs/replan.md).
 """
 
 from collections import defaultdict
@@ -11,7 +11,6 @@ from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
@@ -24,10 +23,10 @@ from placer.plan.verify import violations
 from placer.problem import Problem
 from placer.profile.table_profile import RowCounts
 from solvers.model.instance import Instance, Placement
+from solvers.model.knapsack import Int
 from solvers.model.read_plan import TablePlacement
 from solvers.search.old_placement import OldTable
 
-Int = npt.NDArray[np.int64]
 KeptBytes = dict[tuple[str, str], int]
 """Bytes that stay, by device of the new plan and device of the old machine that replaces it."""
 

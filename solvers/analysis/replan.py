@@ -1,16 +1,8 @@
 """Choose a new plan after accesses or the machine have changed, weighing it against the migration.
 
-There are four kinds of candidates, from the cheapest move to the best plan:
-
-1. the old placement, with every row where it was;
-2. the old sharding options and GPUs, with HBM filled again with the rows that are hot now. Shards
-   that have lost their GPU go to the GPU that finishes first;
-3. the second candidate, improved by 1, 2, 4, … steps of local search;
-4. a plan from scratch. Of equal GPUs, it uses those that already have most of its rows.
-
-A candidate costs its step time times a horizon of steps, plus the time of the migration. The step
-time is that of the rows that the plan really has in HBM (`placer.plan.drift`), not of the hottest
-rows of the new profile.
+docs/replan.md lists the candidates. Each costs its step time times a horizon of steps, plus the
+time of the migration. The step time is that of the rows that the plan really has in HBM
+(`placer.plan.drift`), not of the hottest rows of the new profile.
 """
 
 import itertools
@@ -23,7 +15,6 @@ from cost_models import CostModel, ShardingOption
 from placer.constraints.unmet import unmet
 from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.diff import PlanDiff, diff
-from placer.plan.fields import SolverRecord
 from placer.plan.migration import break_even_steps, migration
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards, violations
@@ -39,7 +30,7 @@ from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 from solvers.search.moves import improve
 from solvers.search.old_placement import old_assignment, old_tables
-from solvers.strategies._base import provenance_of
+from solvers.strategies._base import recorded
 
 HORIZON_STEPS, _MOST_HORIZON_STEPS = 100_000, 10**15
 """Default and largest number of steps for which a new plan is used."""
@@ -288,14 +279,13 @@ class _Replanning:
         bound_s = fresh.bound_s
         if bound_s is not None and bound_s > chosen.step_time_s:
             bound_s = None  # The old placement is outside the search space.
-        record = SolverRecord(
+        return recorded(
+            chosen.plan,
+            self.instance,
             name="replan",
             status="feasible",
             step_time_s=chosen.step_time_s,
             bound_s=bound_s,
             seconds=round(time.monotonic() - self.started, 3),
             seed=self.limits.seed,
-            cost_model=self.cost_model.name,
-            search_space=self.instance.search_space,
         )
-        return replace(chosen.plan, solver=record, provenance=provenance_of(self.problem))

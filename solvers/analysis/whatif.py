@@ -1,10 +1,7 @@
 """Estimate the gain of more memory, faster links or a larger batch.
 
 Three answers check each other: the gain of the present plan (`solvers.bounds.binding`), the gain of
-solving the changed problem, and bounds of the gain. Step times are T before and T' after the
-change, proven bounds are B and B', and the batch is k times as large. Then the throughput of the
-best placement changes by a factor between k·B/T' and k·T/B'. If this range contains 1, the effect
-is smaller than the uncertainty of the solver.
+solving the changed problem, and bounds of the gain (docs/questions.md).
 """
 
 import contextlib
@@ -24,7 +21,7 @@ from placer.topology.presets import cpu_server
 from placer.topology.topology import Topology
 from solvers.bounds.binding import Binding, binding, changes
 from solvers.registry import solver as solver_called
-from solvers.result import Limits, SolveResult
+from solvers.result import Limits, SolveResult, gap_of
 
 _KNOWN = 1e-6
 """Skip a change if the evaluated gain is less than this share of the gain predicted from parts."""
@@ -178,8 +175,7 @@ def front(
             points.append(FrontPoint(budget, detail=result.termination.detail))
             continue
         bound_s = None if math.isinf(bound) else bound
-        gap = max(0.0, step_time_s / bound_s - 1) if bound_s else None
-        points.append(FrontPoint(budget, step_time_s, bound_s, gap))
+        points.append(FrontPoint(budget, step_time_s, bound_s, gap_of(step_time_s, bound_s)))
     return tuple(points)
 
 

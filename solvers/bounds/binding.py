@@ -1,9 +1,6 @@
 """Find what binds a plan: the resource of which a tenth more gains most, and the gain.
 
-For bandwidths, launches and dense layers, the plan stays as it is: the cost model says which part
-of each phase each resource takes. For memory, the plan's shards stay on their GPUs and HBM is
-filled again. That is a plan that exists, so solving again gains about as much or more. No gain is a
-price of memory times an amount.
+"What binds" in docs/questions.md says how.
 """
 
 import copy
@@ -22,7 +19,7 @@ from placer.topology.topology import Topology
 from placer.units import format_share
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance
-from solvers.model.knapsack import BYTES, GPU_S, PHASES, Float, costs_of
+from solvers.model.knapsack import Float, costs_with
 from solvers.model.read_plan import read_shards
 
 Resource = Literal[
@@ -260,14 +257,8 @@ def _placed(instance: Instance, plan: Plan, tables: set[str]) -> _Known:
         shards = plan.shards_by_table[profile.name]
         placed = read_shards(number, profile.table, shards, topology, ())
         for one in () if placed is None else placed.placements:
-            curve = instance.curve(one.shard, one.gpu)
-            points = costs_of(curve)
-            if 0 < one.hot_rows < curve.hot_rows[-1]:
-                points[GPU_S, [0, -1]] += curve.split_s
-                points[PHASES, [0, -1]] += curve.split_phase_s[:, None]
-                points[BYTES, [0, -1]] += curve.split_hbm_bytes
-            costs = [np.interp(one.hot_rows, curve.hot_rows, row) for row in points]
-            known[one.shard] = one.gpu, np.array(costs)[:, None]
+            costs = costs_with(instance.curve(one.shard, one.gpu), one.hot_rows)
+            known[one.shard] = one.gpu, costs[:, None]
     return known
 
 

@@ -217,12 +217,11 @@ def usable_options(instance: Instance) -> list[list[ShardingOption]] | Terminati
 
 def _least_on_one(instance: Instance, table: int, option: ShardingOption) -> tuple[float, float]:
     """Return the least HBM bytes of an option's replicas per GPU, and of its largest shard."""
-    gpu, replica = instance.kinds[0], instance.replica(table, option)
-    shards = instance.shards(table, option)
-    return (
-        0.0 if replica is None else float(instance.curve(replica, gpu).hbm_bytes.min()),
-        max((float(instance.curve(shard, gpu).hbm_bytes.min()) for shard in shards), default=0.0),
+    replicas, shards = (
+        [float(instance.curve(shard, instance.kinds[0]).hbm_bytes.min()) for shard in every]
+        for every in (instance.replicas(table, option), instance.shards(table, option))
     )
+    return sum(replicas, 0.0), max(shards, default=0.0)
 
 
 def _fits_nowhere(
@@ -276,24 +275,18 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], in
 
 def _least_bytes(instance: Instance, table: int, whole_is_least: bool) -> tuple[float, float]:
     """Return the fewest bytes of a table in HBM, and in HBM and DRAM together."""
-    least_bytes: list[tuple[float, float]] = []
-    for option in instance.options_of(table):
-        if option.replicated_rows or (option.shard_count > 1 and whole_is_least):
-            continue
-        least_bytes.append(_least_of(instance, table, option))
+    options = instance.options_of(table)
+    few = [o for o in options if not o.replicated_rows]
+    few = [o for o in few if o.shard_count == 1 or not whole_is_least]
     # Replicas only add bytes, so count them only if nothing else is allowed.
-    least_bytes = least_bytes or [
-        _least_of(instance, table, option) for option in instance.options_of(table)
-    ]
+    least_bytes = [_least_of(instance, table, option) for option in few or options]
     return min(need for need, _ in least_bytes), min(need for _, need in least_bytes)
 
 
 def _least_of(instance: Instance, table: int, option: ShardingOption) -> tuple[float, float]:
     shards = instance.shards(table, option)
-    replica = instance.replica(table, option)
+    shards = [*shards, *instance.replicas(table, option) * instance.gpus]
     curves = [instance.curve(shard, instance.kinds[0]) for shard in shards]
-    if replica is not None:
-        curves += [instance.curve(replica, instance.kinds[0])] * instance.gpus
     return (
         math.fsum(float(curve.hbm_bytes.min()) for curve in curves),
         math.fsum(float((curve.hbm_bytes + curve.dram_bytes).min()) for curve in curves),

@@ -3,13 +3,10 @@
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.bounds.option_costs import OptionPricer
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_S, GPU_S
-
-Float = npt.NDArray[np.float64]
+from solvers.model.knapsack import BYTES, DRAM_S, GPU_S, Float
 
 _PRICES = 13
 """Number of prices tried around a good one; the bound is flat near its best."""
@@ -65,9 +62,7 @@ def prices_around(price: float) -> Float:
 def constrained_bound(instance: Instance) -> float:
     """Return the bound by pinned and grouped tables alone, without a step's fixed time.
 
-    Take the tables that only some GPUs may serve. They alone on these GPUs are a smaller problem,
-    with the bound of `solvers.bounds.lagrangian` at each price of HBM. A group of tables that stay
-    together is such a problem of one GPU.
+    See "Pinned tables and tables that stay together" in docs/bounds.md.
     """
     if not instance.problem.constraints:
         return 0.0

@@ -10,12 +10,8 @@ rows that one GPU can hold. So the smallest T for which this sum is at most GPUs
 is a lower bound (Lagrangian duality; Geoffrion 1974, doi:10.1007/BFb0120690). Choose the price that
 makes it large. The hosts' memory, pooled in the same way, gives a second bound.
 
-If cutting a table always costs extra (`CostModel.sharding_overhead_s`), most options of tables that
-one GPU can serve need not be costed: see `solvers.bounds.option_costs`.
-
-Replicas take the same time β of every GPU, so a shard has T − β left instead of T. So compute the
-sum for several ranges of β: with options that fit beside the least β of the range, and replicas
-limited to the largest β by a price, as HBM is. The smallest of these sums counts.
+docs/bounds.md has the whole argument: also for options that need not be costed
+(`solvers.bounds.option_costs`), replicas, drives and servers.
 
 Both bounds hold for the whole search space of `solvers.model.instance`.
 """
@@ -36,8 +32,7 @@ from solvers.bounds.hbm_prices import (
 )
 from solvers.bounds.option_costs import OptionCosts, OptionPricer
 from solvers.model.instance import Instance, ShardingOption
-
-Float = npt.NDArray[np.float64]
+from solvers.model.knapsack import Float
 
 _MOST_CROWDED = 200
 _REPLICA_RANGES = 16

@@ -1,9 +1,8 @@
 """Costs of sharding options at several prices of HBM, and which options a bound needs.
 
-Take the whole table with its rows split freely and without the limit of one GPU's memory, and add
-`CostModel.sharding_overhead_s`. Every way to cut the table costs at least that. This *stand-in*
-takes a few curves instead of dozens. If the whole table costs no more than its stand-in, cutting it
-gains nothing unless one GPU is too slow for it, and no other option needs to be costed.
+A *stand-in* is the whole table with its rows split freely and without the limit of one GPU's
+memory, plus `CostModel.sharding_overhead_s`. Every way to cut the table costs at least that. See
+"Sharding options that need no look" in docs/bounds.md.
 """
 
 from collections import Counter
@@ -72,14 +71,9 @@ class OptionPricer:
         self.server_shares, self.limit_s = server_shares, limit_s
         # Column slices of one width share a curve, in all of a table's options.
         self._least = lru_cache(256)(self._of_curve)
-        self.most_of_kind = [
-            max(
-                float(h)
-                for h, k in zip(instance.hbm_bytes, instance.kind_of_gpu, strict=True)
-                if k == kind
-            )
-            for kind in range(len(instance.kinds))
-        ]
+        kinds = np.array(instance.kind_of_gpu)
+        every = range(len(instance.kinds))
+        self.most_of_kind = [float(instance.hbm_bytes[kinds == kind].max()) for kind in every]
 
     def every(self, table: int) -> OptionCosts:
         """Return the costs of every sharding option of a table."""
@@ -101,7 +95,7 @@ class OptionPricer:
             return self.every(table)
         costs = [self._costs(table, option) for option in known]
         for number in stood_for:
-            free = self._replicas(instance.replica(table, known[number]))[1] + extra_s
+            free = self._replicas(table, known[number])[1] + extra_s
             for shard in instance.shards(table, known[number]):
                 free = free + self._free(shard)
             replica_s = costs[number][1]
@@ -133,7 +127,7 @@ class OptionPricer:
     def _costs(self, table: int, option: ShardingOption) -> tuple[float, float, Float]:
         """Return seconds of an option's longest shard and replicas, and its costs at each price."""
         instance = self.instance
-        replica_s, priced = self._replicas(instance.replica(table, option))
+        replica_s, priced = self._replicas(table, option)
         shards = instance.shards(table, option)
         if not shards:
             return replica_s, replica_s, priced
@@ -165,7 +159,7 @@ class OptionPricer:
         instance, least_s = self.instance, np.full_like(self.prices, np.inf)
         for option in instance.options_of(table):
             if option.shard_count == 1:
-                priced_s = self._replicas(instance.replica(table, option))[1]
+                priced_s = self._replicas(table, option)[1]
                 for shard in instance.shards(table, option):
                     priced_s = priced_s + self._free(shard)
                 least_s = np.minimum(least_s, priced_s)
@@ -191,17 +185,15 @@ class OptionPricer:
         lowest: Float = np.min(priced_s, axis=0)
         return lowest
 
-    def _replicas(self, shard: TableShard | None) -> tuple[float, Float]:
+    def _replicas(self, table: int, option: ShardingOption) -> tuple[float, Float]:
         """Return the time of replicas on the best GPU, and their cost on all GPUs together."""
-        if shard is None:
-            return 0.0, np.zeros_like(self.prices)
-        instance = self.instance
-        curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
-        counts = np.bincount(instance.kind_of_gpu)
-        total = np.zeros_like(self.prices)
-        for curve, count in zip(curves, counts, strict=True):
-            total += count * (curve.gpu_s[0] + self.prices * curve.hbm_bytes[0])
-        return min(float(curve.gpu_s[0]) for curve in curves), total
+        instance, least_s, total = self.instance, 0.0, np.zeros_like(self.prices)
+        for shard in instance.replicas(table, option):
+            curves = [instance.curve(shard, gpu) for gpu in instance.kinds]
+            least_s = min(float(curve.gpu_s[0]) for curve in curves)
+            for curve, count in zip(curves, np.bincount(instance.kind_of_gpu), strict=True):
+                total += count * (curve.gpu_s[0] + self.prices * curve.hbm_bytes[0])
+        return least_s, total
 
 
 def _way(option: ShardingOption) -> tuple[object, ...]:
@@ -294,9 +286,8 @@ def waits(instance: Instance, phases: Sequence[int], seconds: float) -> bool:
 
     def least_s(table: int, option: ShardingOption) -> float:
         """Return the least seconds of an option, on all GPUs together."""
-        replica = instance.replica(table, option)
         times = list(distinct_shards(instance.shards(table, option)))
-        times += [] if replica is None else [(replica, instance.gpus)]
+        times += [(replica, instance.gpus) for replica in instance.replicas(table, option)]
         return sum(
             count * min(float(instance.curve(one, gpu).phase_s[rows].sum(0).min()) for gpu in kinds)
             for one, count in times

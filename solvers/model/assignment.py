@@ -79,9 +79,9 @@ class Assignment:
             if knapsack is None:
                 return None
             assignment.knapsacks.append(knapsack)
-        if fixed or assignment.fits_dram():
-            return assignment if assignment.fits_dram() else None
-        return assignment.with_rows_off_hosts()
+        if assignment.fits_dram():
+            return assignment
+        return None if fixed else assignment.with_rows_off_hosts()
 
     def with_rows_off_hosts(self) -> "Assignment | None":
         """Return the assignment with more rows in HBM on hosts that lack room, however slow.
@@ -104,14 +104,8 @@ class Assignment:
 
     def copy(self) -> "Assignment":
         """Return a copy that can be changed without changing this assignment."""
-        return Assignment(
-            self.instance,
-            [list(mine) for mine in self.shards],
-            self.replicas,
-            list(self.knapsacks),
-            self.sums.copy(),
-            self.moves,
-        )
+        shards = [list(mine) for mine in self.shards]
+        return replace(self, shards=shards, knapsacks=[*self.knapsacks], sums=self.sums.copy())
 
     def with_spare_hbm(self, spare_bytes: Sequence[int]) -> "Assignment | None":
         """Return the same shards on the same GPUs, each of which keeps some HBM free."""
@@ -235,16 +229,13 @@ class Assignment:
         )
         launches_s = launches_s + arena_s
         weights = instance.objective.weights
-        return Knapsack(
-            filled.hot_rows,
-            filled.gpu_s
-            - (dram_price + instance.dram_price) * filled.dram_bytes
-            + float(base[GPU_S] + weights @ launches_s),
-            filled.phase_s + base[PHASES] + launches_s,
-            filled.dram_s,
-            filled.hbm_bytes + float(base[BYTES]),
-            filled.dram_bytes,
-            arena_s,
+        gpu_s = filled.gpu_s - (dram_price + instance.dram_price) * filled.dram_bytes
+        return replace(
+            filled,
+            gpu_s=gpu_s + float(base[GPU_S] + weights @ launches_s),
+            phase_s=filled.phase_s + base[PHASES] + launches_s,
+            hbm_bytes=filled.hbm_bytes + float(base[BYTES]),
+            arena_s=arena_s,
         )
 
     def holders(self, table: int) -> list[int]:

@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.plan.drift import SPREAD_EVENLY
 from placer.plan.fields import Lookup, Memory, RowOrder, Shard
@@ -12,7 +12,7 @@ from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.model.knapsack import costs_of
+from solvers.model.knapsack import Int, costs_with
 
 _REFILLS = 20
 
@@ -27,11 +27,8 @@ def build_plan(
     listed: dict[str, int] = {}
 
     def add(table: int, parts: Sequence[Shard]) -> None:
-        for number, shard in enumerate(parts):
-            charged = number == 0
-            shards.append(
-                instance.cost_model.with_buffers(problem, table, shard, returns_bags=charged)
-            )
+        with_buffers = partial(instance.cost_model.with_buffers, problem, table)
+        shards.extend(with_buffers(part, returns_bags=part is parts[0]) for part in parts)
 
     def list_ids(table: int, ranks: int) -> None:
         profile = problem.profile.tables[table]
@@ -75,7 +72,7 @@ def build_plan(
     return Plan(**known, shards=tuple(shards), row_order=row_order, hot_ids=hot_ids)
 
 
-def _warm_ids(hottest: npt.NDArray[np.int64], cached: Sequence[Shard]) -> npt.NDArray[np.int64]:
+def _warm_ids(hottest: Int, cached: Sequence[Shard]) -> Int:
     """Return the hottest ids of each cached shard that fit its cache, hottest first."""
     kept = np.zeros(hottest.size, dtype=bool)
     for shard in cached:
@@ -167,9 +164,8 @@ def _with_common_shares(assignment: Assignment) -> Assignment | None:
             share = chosen(placed.hot_rows / max(1, rows) for placed, rows in shards)
             for placed, rows in shards if len(shards) > 1 else ():
                 curve = instance.curve(placed.shard, placed.gpu)
-                hot = round(share * rows)
-                costs = [np.interp(hot, curve.hot_rows, of) for of in costs_of(curve)]
-                fixed[placed.shard] = np.tile(np.array(costs)[:, None], instance.prices.size)
+                costs = costs_with(curve, round(share * rows))
+                fixed[placed.shard] = np.tile(costs[:, None], instance.prices.size)
         made.append(Assignment.of(instance, pairs, assignment.replicas, fixed=fixed))
     fitting = [one for one in made if one is not None]
     return min(fitting, key=lambda one: one.step_time_s, default=None)

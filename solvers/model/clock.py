@@ -50,9 +50,7 @@ class Clock:
     @property
     def spent(self) -> bool:
         """Whether the search has to stop now."""
-        if self.steps_left is not None and self.steps_left <= 0:
-            return True
-        return time.monotonic() > self.deadline or self.stopped
+        return self.limit_hit is not None
 
     @property
     def limit_hit(self) -> Limit | None:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import IN_DRAM, CostCurve, ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.problem import Problem
 from placer.topology.topology import Topology
+from solvers.model.curves import curve_at
+from solvers.model.knapsack import Bool
 
 
 class ConstraintRules:
@@ -39,7 +40,7 @@ class ConstraintRules:
 
     def _gpus_of_tables(
         self, pinned: dict[int, set[str]], on_gpus: set[int], topology: Topology
-    ) -> dict[int, npt.NDArray[np.bool_]]:
+    ) -> dict[int, Bool]:
         """Return the GPUs that may serve each table that is pinned or grouped with a pinned table.
 
         One GPU serves all tables of a group, so only GPUs that are allowed for each of its pinned
@@ -61,7 +62,7 @@ class ConstraintRules:
         for tables in groups.values():
             of_group = [masks[t] for t in tables if t in masks]
             if of_group:
-                common: npt.NDArray[np.bool_] = np.logical_and.reduce(of_group)
+                common: Bool = np.logical_and.reduce(of_group)
                 masks |= dict.fromkeys(tables, common)
         return masks
 
@@ -146,19 +147,13 @@ class ConstraintRules:
             kept[1:-1] = False
         if kept.all():
             return curve
-        return replace(
-            curve,
-            hot_rows=curve.hot_rows[kept],
-            gpu_s=curve.gpu_s[kept],
-            dram_s=curve.dram_s[kept],
-            hbm_bytes=curve.hbm_bytes[kept],
-            dram_bytes=curve.dram_bytes[kept],
-            split_s=curve.split_s if cached else np.inf,  # Only the ends.
-            gpu_s_of_phases=curve.phase_s[:, kept],
-            split_s_of_phases=curve.split_phase_s + (0.0 if cached else np.inf),
-        )
+        part = curve_at(curve, curve.hot_rows[kept])
+        if cached:
+            return part
+        # Only the ends.
+        return replace(part, split_s=np.inf, split_s_of_phases=part.split_phase_s + np.inf)
 
-    def open_gpus(self, block: Iterable[TableShard], gpus: int) -> npt.NDArray[np.bool_]:
+    def open_gpus(self, block: Iterable[TableShard], gpus: int) -> Bool:
         """Return which GPUs may serve all shards of a block, room aside, shape (gpus,)."""
         may_serve = np.ones(gpus, dtype=bool)
         for shard in block:

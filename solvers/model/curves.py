@@ -12,7 +12,7 @@ import numpy as np
 
 from cost_models import ColdHome, CostCurve, ShardingOption, TableShard
 from placer.problem import Problem
-from solvers.model.knapsack import BYTES, GPU_S, Float, costs_of
+from solvers.model.knapsack import BYTES, GPU_S, Float, Int, costs_of
 
 if TYPE_CHECKING:
     from solvers.model.instance import Instance
@@ -67,6 +67,24 @@ def weighed(
     if dram_price:
         gpu_s += dram_price * curve.dram_bytes
     return replace(curve, gpu_s=gpu_s, split_s=split_s, drive_s=drive_s)
+
+
+def curve_at(curve: CostCurve, hot_rows: Int) -> CostCurve:
+    """Return a curve with points at other numbers of hot rows, on the lines between its points."""
+
+    def between(values: Float) -> Float:
+        return np.interp(hot_rows, curve.hot_rows, values)
+
+    return replace(
+        curve,
+        hot_rows=hot_rows,
+        gpu_s=between(curve.gpu_s),
+        dram_s=between(curve.dram_s),
+        hbm_bytes=between(curve.hbm_bytes),
+        dram_bytes=between(curve.dram_bytes),
+        gpu_s_of_phases=np.stack([between(phase_s) for phase_s in curve.phase_s]),
+        split_s_of_phases=curve.split_phase_s,
+    )
 
 
 def alike_tables(problem: Problem) -> list[int]:

@@ -1,9 +1,8 @@
 """Decide whether drives hold rows, and which, if sharding options leave that open.
 
 At a price of a byte of DRAM, the coldest rows of a shard belong on the drive: those whose time
-costs less than their bytes in DRAM. With a lower price, a GPU is faster and takes more DRAM. GPUs
-of a host share its DRAM. So find the least time for which all of them fit, where each GPU has the
-highest price at which it finishes within that time.
+costs less than their bytes in DRAM. GPUs of a host share its DRAM. So find the least time for which
+all of them fit, where each GPU has the highest price at which it finishes within that time.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,7 +16,6 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import (
     ANY_SHARE,
@@ -34,7 +33,7 @@ from placer.problem import Problem
 from solvers.model.constraint_rules import ConstraintRules, search_space
 from solvers.model.curves import Latest, alike_tables, prices_of, weighed
 from solvers.model.drive_rows import DriveRows, is_open, takes_drives, takes_servers
-from solvers.model.knapsack import Float, priced_costs
+from solvers.model.knapsack import Bool, Float, priced_costs
 from solvers.model.objective import Delay, Objective, objective_of_servers
 from solvers.model.shared_costs import ArenaTimes, Replicas
 
@@ -184,9 +183,9 @@ class Instance:
         """Return the shards of a table with this option, without replicas."""
         return shards_of(table, option, self.rows(table))
 
-    def replica(self, table: int, option: ShardingOption) -> TableShard | None:
-        """Return the replicated rows of a table with this option; None if it has none."""
-        return TableShard.replica(table, option) if option.replicated_rows else None
+    def replicas(self, table: int, option: ShardingOption) -> Block:
+        """Return what each GPU holds of a table's replicated rows: one shard, or none."""
+        return (TableShard.replica(table, option),) if option.replicated_rows else ()
 
     def rows(self, table: int) -> int:
         """Return the number of rows of a table."""
@@ -201,10 +200,10 @@ class Instance:
     ) -> tuple[list[TableShard], list[TableShard]]:
         """Return shards and replicas of all tables, each with its option of `options`."""
         shards = [s for table, option in enumerate(options) for s in self.shards(table, option)]
-        replicas = [self.replica(table, option) for table, option in enumerate(options)]
-        return shards, [replica for replica in replicas if replica is not None]
+        replicas = [r for table, option in enumerate(options) for r in self.replicas(table, option)]
+        return shards, replicas
 
-    def allowed(self, table: int) -> npt.NDArray[np.bool_] | None:
+    def allowed(self, table: int) -> Bool | None:
         """Return which GPUs may serve a table's shards, shape (gpus,); None for all of them."""
         return self._rules.gpus_of_table.get(table)
 
@@ -213,7 +212,7 @@ class Instance:
         allowed = self.allowed(shard.table)
         return shard.home_gpu in (None, gpu) and (allowed is None or bool(allowed[gpu]))
 
-    def open_gpus(self, block: Iterable[TableShard]) -> npt.NDArray[np.bool_]:
+    def open_gpus(self, block: Iterable[TableShard]) -> Bool:
         """Return which GPUs may serve all shards of a block by constraints, shape (gpus,)."""
         return self._rules.open_gpus(block, self.gpus)
 
@@ -368,8 +367,7 @@ class Instance:
         if shards:
             first, last = (costs_of(shard, gpu)[:2] for shard in (shards[0], shards[-1]))
             total = len(shards) * (first + last) / 2
-        replica = self.replica(table, option)
-        if replica is not None:
+        for replica in self.replicas(table, option):
             total = total + (self.gpus - self.servers) * costs_of(replica, gpu)[:2]
         return np.asarray(total)
 

@@ -10,6 +10,7 @@ from cost_models import CostCurve
 
 Float = npt.NDArray[np.float64]
 Int = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 BYTES, GPU_S, DRAM_S, DRAM_BYTES, HOT = 0, 1, -3, -2, -1
 """Rows of costs: HBM bytes, GPU seconds, `PHASES`, host's seconds and bytes, and hot rows."""
@@ -36,6 +37,17 @@ def costs_of(curve: CostCurve) -> Float:
     return values
 
 
+def costs_with(curve: CostCurve, hot_rows: float) -> Float:
+    """Return the costs with this number of hot rows, shape (5 + phases,), a split included."""
+    rows = curve.hbm_bytes, curve.gpu_s, *curve.phase_s, curve.dram_s, curve.dram_bytes
+    costs = np.array([np.interp(hot_rows, curve.hot_rows, of) for of in (*rows, curve.hot_rows)])
+    if 0 < hot_rows < curve.hot_rows[-1]:
+        costs[BYTES] += curve.split_hbm_bytes
+        costs[GPU_S] += curve.split_s
+        costs[PHASES] += curve.split_phase_s
+    return costs
+
+
 def priced_costs(curve: CostCurve, prices: Float) -> Float:
     """Return costs of a shard at falling prices of HBM, shape (5 + phases, prices).
 
@@ -51,19 +63,14 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
         scaled = np.multiply.outer(prices[1:-1], points[BYTES, ::-1])
         scaled += points[GPU_S, ::-1]
     at = points.shape[1] - 1 - scaled.argmin(axis=1)
-    return points[:, np.concatenate(([_cheapest(points)], at, [_fastest(points)]))]
+    smallest, fastest = _least(points, BYTES, GPU_S), _least(points, GPU_S, BYTES)
+    return points[:, np.concatenate(([smallest], at, [fastest]))]
 
 
-def _cheapest(points: Float) -> int:
-    """Return the first of the fastest points among those with the fewest bytes."""
-    fewest = np.flatnonzero(points[BYTES] == points[BYTES].min())
-    return int(fewest[points[GPU_S, fewest].argmin()])
-
-
-def _fastest(points: Float) -> int:
-    """Return the first point with the fewest bytes among the fastest."""
-    fastest = np.flatnonzero(points[GPU_S] == points[GPU_S].min())
-    return int(fastest[points[BYTES, fastest].argmin()])
+def _least(points: Float, first: int, second: int) -> int:
+    """Return the number of the point with the least of a row, and of equal ones, of another row."""
+    least = np.flatnonzero(points[first] == points[first].min())
+    return int(least[points[second, least].argmin()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +128,7 @@ def phases_of_swaps(kept: Float, arriving: Float, hbm_bytes: Float | float) -> F
     return times
 
 
-def _point_between(
-    bytes_: Float, hbm_bytes: Float | float
-) -> tuple[Int, Int, Float, npt.NDArray[np.bool_]]:
+def _point_between(bytes_: Float, hbm_bytes: Float | float) -> tuple[Int, Int, Float, Bool]:
     """Return the two prices between which HBM is full, the point between them, and what never fits.
 
     Each has shape (...), if `bytes_` has shape (..., prices). The point is from 0 to 1.
@@ -216,20 +221,5 @@ def _part(here: Float, above: Float, room: float, curve: CostCurve) -> Float | N
         hot = np.floor(hot + step * float(curve.hot_rows[first + at + 1] - hot))
     if not 0 < hot < curve.hot_rows[-1]:
         return None
-    point = np.array(
-        [
-            np.interp(hot, curve.hot_rows, of)
-            for of in (
-                curve.hbm_bytes,
-                curve.gpu_s,
-                *curve.phase_s,
-                curve.dram_s,
-                curve.dram_bytes,
-            )
-        ]
-        + [hot]
-    )
-    point[BYTES] += curve.split_hbm_bytes
-    point[GPU_S] += curve.split_s
-    point[PHASES] += curve.split_phase_s
+    point = costs_with(curve, hot)
     return point if point[GPU_S] < here[GPU_S] and point[BYTES] <= here[BYTES] + room else None

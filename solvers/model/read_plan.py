@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from cost_models import IN_DRAM, Cold, ShardingOption, TableShard, shards_of
 from placer.plan.fields import Shard
@@ -10,7 +9,7 @@ from placer.plan.plan import Plan
 from placer.tables import Table
 from placer.topology.topology import Topology
 from solvers.model.drive_rows import at_drive_share
-from solvers.model.instance import Instance, Placement
+from solvers.model.instance import Block, Instance, Placement
 
 _COLDS: tuple[Cold, ...] = ("staged", "uva", "host", "cached")
 
@@ -21,12 +20,7 @@ class TablePlacement:
 
     option: ShardingOption  # If all rows are in HBM, the lookup of cold rows is a guess.
     placements: tuple[Placement, ...]  # In the order of shards; empty for a data-parallel table.
-    replica: TableShard | None = None
-
-    @property
-    def replicas(self) -> tuple[TableShard, ...]:
-        """`replica` as `build_plan` takes it."""
-        return () if self.replica is None else (self.replica,)
+    replicas: Block  # One shard, or none.
 
 
 def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement | None:
@@ -46,13 +40,7 @@ def placements_of(instance: Instance, plan: Plan, table: str) -> TablePlacement 
 
 def is_one_of(option: ShardingOption, options: Iterable[ShardingOption]) -> bool:
     """Return whether an option is one of others, whatever the order of its column slices."""
-    return _sorted(option) in _all_sorted(tuple(options))
-
-
-@lru_cache(maxsize=256)
-def _all_sorted(options: tuple[ShardingOption, ...]) -> frozenset[ShardingOption]:
-    """Return options as `_sorted` has them; tables of one shape have the same."""
-    return frozenset(map(_sorted, options))
+    return _sorted(option) in map(_sorted, options)
 
 
 def _sorted(option: ShardingOption) -> ShardingOption:
@@ -84,14 +72,15 @@ def read_shards(
             by_gpu.setdefault(at[shard.devices[0]], []).append(shard)
     if replicated_rows and replicated_rows == table.rows:
         by_gpu = {gpu: mine for gpu, mine in by_gpu.items() if any(s.row_count for s in mine)}
+    searched = set(map(_sorted, options))
     for option in sorted(
         _options_of(table, replicated_rows, by_gpu, options, len(topology.gpus)),
-        key=lambda option: not is_one_of(option, options),
+        key=lambda option: _sorted(option) not in searched,
     ):
         placements = _matched(number, table, option, by_gpu, len(topology.gpus))
         if placements is not None:
-            replica = TableShard.replica(number, option) if replicated_rows else None
-            return TablePlacement(option, tuple(placements), replica)
+            replicas = (TableShard.replica(number, option),) if replicated_rows else ()
+            return TablePlacement(option, tuple(placements), replicas)
     return None
 
 
@@ -219,6 +208,3 @@ def _hot_rows(
     cached = rest[0].cache_rows if rest else count
     # Plans write a cache of all rows as rows in HBM.
     return cached if cached < len(rows) or hot else None
-
-
-__all__ = ["TablePlacement", "is_one_of", "placements_of", "read_shards"]

@@ -32,7 +32,7 @@ from placer.report.section import (
 from placer.tables import Table
 from placer.units import counted, format_bytes, format_seconds
 from solvers.bounds.binding import Binding
-from solvers.result import Termination
+from solvers.result import Termination, gap_of
 
 MOST_TABLES = 40
 """Plans of more tables get a summary by kind of placement."""
@@ -156,10 +156,6 @@ def _is_recorded(plan: Plan, step_time_s: float) -> bool:
     return found_s is not None and math.isclose(found_s, step_time_s, rel_tol=1e-6)
 
 
-def _gap(step_time_s: float | None, bound_s: float | None) -> float | None:
-    return max(0.0, step_time_s / bound_s - 1) if step_time_s is not None and bound_s else None
-
-
 def _facts(
     plan: Plan, cost: CostReport | None, memory: dict[str, MemoryUse], problem_sha256: str
 ) -> Row:
@@ -190,7 +186,7 @@ def _facts(
         **({} if plan.exchange_dtype == "float32" else {"exchange_dtype": plan.exchange_dtype}),
         "relative_error": of_cost("relative_error"),
         "bound_s": bound_s,
-        "gap": _gap(step_time_s, bound_s),
+        "gap": gap_of(step_time_s, bound_s),
         "search_space": solver.search_space,
         **{name: of_cost(name) for name in ("bottleneck", "balance", "hbm_lookup_share")},
         "hbm_used_bytes": sum(use.total_bytes for name, use in memory.items() if name in gpus),
@@ -222,7 +218,7 @@ def _headline(
         )
     proof = f"solver {facts['solver']}: {end.summary if end else facts['status']}"
     found_s = plan.solver.step_time_s
-    gap = _gap(found_s, plan.solver.bound_s)
+    gap = gap_of(found_s, plan.solver.bound_s)
     if found_s is not None and gap is not None:
         proof += f", within {form.share(gap)} of the bound"
         if not _is_recorded(plan, facts["step_time_s"]):

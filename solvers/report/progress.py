@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from placer.report.console import progress_bar
 from placer.units import format_bytes, format_seconds
-from solvers.result import Limits, SearchState, SolveResult
+from solvers.result import Limits, SearchState, SolveResult, gap_of
 
 
 @contextmanager
@@ -43,10 +43,8 @@ def state_in_words(state: SearchState) -> str:
     if state.step_time_s is None or math.isinf(state.step_time_s):
         return f"{state.stage}: no placement yet"
     words = f"{state.stage}: step {format_seconds(state.step_time_s)}"
-    if state.bound_s <= 0:
-        return words
-    gap = max(0.0, state.step_time_s / state.bound_s - 1)
-    return f"{words}, at most {gap:.2%} above the best possible"
+    gap = gap_of(state.step_time_s, max(0.0, state.bound_s))
+    return words if gap is None else f"{words}, at most {gap:.2%} above the best possible"
 
 
 def refusal(result: SolveResult) -> str:

@@ -1,10 +1,8 @@
 """Construct first assignments whose GPUs serve few arenas each.
 
-An arena's launches take as long for one shard as for a hundred. If they take much of a step, shards
-of one width belong together. But packing shard by shard spreads them, and moving a single shard
-saves no launch. So divide GPUs among arenas first, then pack each shard on the GPUs of its arena.
-Wide tables may be cut into columns of a narrower table's width, which makes one arena of two.
-On two problems of small batches, plans of the cost greedy were 2 and 5% slower without.
+An arena's launches take as long for one shard as for a hundred. If they take much of a step, divide
+GPUs among arenas first, then pack each shard on the GPUs of its arena ("Construction" in
+docs/solvers.md). On two problems of small batches, plans were 2 and 5% slower without.
 """
 
 import math
@@ -14,13 +12,12 @@ from itertools import chain, combinations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.arenas import Arena
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption
-from solvers.model.knapsack import BYTES, GPU_S, Float, Int
+from solvers.model.knapsack import BYTES, GPU_S, Bool, Float, Int
 from solvers.search.construction import Homes, packed, short_options
 
 _LEAST_SHARE = 0.02
@@ -50,18 +47,7 @@ class _Choice(NamedTuple):
 
 
 def assignments_by_arena(instance: Instance, bound: LagrangianBound) -> Iterator[Assignment]:
-    """Yield assignments for a few choices of widths; none if launches cost little.
-
-    >>> from cost_models import Roofline
-    >>> from placer import Problem, Topology
-    >>> from placer.workloads import named_workload
-    >>> from solvers.bounds.lagrangian import lagrangian_bound
-    >>> problem = Problem(named_workload("random-12"), Topology.parse("8xh100"), 16)
-    >>> instance = Instance(problem, Roofline())
-    >>> found = list(assignments_by_arena(instance, lagrangian_bound(instance)))
-    >>> min(max(len(instance.arenas(mine)) for mine in one.shards) for one in found)
-    1
-    """
+    """Yield assignments for a few choices of widths; none if launches cost little."""
     whole = _arenas_of_whole(instance)
     if min(instance.gpus, len(whole)) == 1 or _launches_share(instance, bound) < _LEAST_SHARE:
         return
@@ -113,10 +99,9 @@ def _candidates(instance: Instance) -> list[dict[ShardingOption, Arenas]]:
 
 
 def _arenas_of(instance: Instance, table: int, option: ShardingOption) -> Arenas:
-    replica = instance.replica(table, option)
     # Row slices of a column slice share its arena.
     columns = instance.shards(table, option)[:: option.row_slices]
-    return frozenset(instance.arenas([*columns, *([replica] if replica else [])]))
+    return frozenset(instance.arenas([*columns, *instance.replicas(table, option)]))
 
 
 def _choices_of_arenas(
@@ -202,7 +187,7 @@ def _choice(
     if not best[1]:
         return None
     order, first = _spread_over_hosts(instance), 0
-    homes: dict[Arena, npt.NDArray[np.bool_]] = {}
+    homes: dict[Arena, Bool] = {}
     for arenas_of_set, count in best[1]:
         served = np.zeros(instance.gpus, dtype=bool)
         served[order[first : first + count]] = True

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.arenas import Arena
 from solvers.bounds.lagrangian import LagrangianBound
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, PHASES, Bool, Float
 
-Homes = Mapping[Arena, npt.NDArray[np.bool_]]
+Homes = Mapping[Arena, Bool]
 """For some arenas, the GPUs that serve them, shape (GPUs,); other arenas go anywhere."""
 
 _ANYWHERE: Homes = MappingProxyType({})
@@ -167,9 +167,8 @@ def _phases_of(
     Both include replicas, as every GPU has them.
     """
     gpu, shards = instance.kinds[0], instance.shards(table, option)
-    replica = instance.replica(table, option)
     every_s = np.zeros(instance.rows_of_costs)[PHASES]
-    if replica is not None:
+    for replica in instance.replicas(table, option):
         every_s = instance.costs_at(replica, gpu, 0)[PHASES]
     if not shards:
         return every_s, instance.gpus * every_s
@@ -268,7 +267,7 @@ class _Loads:
         self.launch_s = np.array(launch_s)[self.kinds]
         self.launches_s = np.array(instance.launches_s)
         self.phase_s = base[self.kinds][:, PHASES]
-        self.arenas: dict[Arena, npt.NDArray[np.bool_]] = {}
+        self.arenas: dict[Arena, Bool] = {}
         for arena in instance.arenas(replicas):
             self.arenas[arena] = np.ones(instance.gpus, dtype=bool)
             self.phase_s = self.phase_s + self.launches_s
@@ -325,7 +324,7 @@ class _Loads:
         self.dram[self.hosts[gpu]] -= cost[gpu, DRAM_BYTES]
         return True
 
-    def _arena(self, arena: Arena) -> npt.NDArray[np.bool_]:
+    def _arena(self, arena: Arena) -> Bool:
         """Return which GPUs have shards of an arena, shape (GPUs,)."""
         if arena not in self.arenas:
             self.arenas[arena] = np.zeros(self.instance.gpus, dtype=bool)
@@ -342,8 +341,8 @@ def _frugal_option(instance: Instance, table: int) -> ShardingOption:
     """Return the option of the whole table that needs the least HBM."""
 
     def least_hbm(option: ShardingOption) -> float:
-        needed = [instance.replica(table, option), *instance.shards(table, option)]
-        return sum(float(instance.costs_at(o, instance.kinds[0], 0)[BYTES]) for o in needed if o)
+        needed = *instance.replicas(table, option), *instance.shards(table, option)
+        return sum(float(instance.costs_at(one, instance.kinds[0], 0)[BYTES]) for one in needed)
 
     return min((c for c in instance.options_of(table) if c.shard_count == 1), key=least_hbm)
 
@@ -378,8 +377,8 @@ def _options_that_fit(
     A shard is too large if its buffers take more than `largest_share` of a GPU's HBM or than
     replicas leave of it, or if no host has room for its cold rows.
     """
-    replicas = [instance.replica(table, option) for table, option in enumerate(options)]
-    base = np.array(instance.replicated(tuple(r for r in replicas if r is not None)).costs)
+    of_tables = (instance.replicas(table, option) for table, option in enumerate(options))
+    base = np.array(instance.replicated(tuple(chain.from_iterable(of_tables))).costs)
     gpu, most = instance.kinds[0], float(instance.hbm_bytes.max())
     room = float((instance.hbm_bytes - base[instance.kind_of_gpu, BYTES]).max())
     room, dram_room = min(room, most * largest_share), float(instance.dram_bytes.max()) + most

@@ -5,9 +5,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.base import CostCurve, Float
+from solvers.model.curves import curve_at
 from solvers.model.knapsack import BYTES, DRAM_BYTES, costs_of
 
 ROUNDING_BYTES = 1e-6
@@ -42,40 +42,15 @@ def with_every_row(curve: CostCurve, most: int) -> CostCurve:
     rows = curve.hot_rows
     if curve.only_points or not np.isfinite(curve.split_s) or rows[-1] >= most:
         return curve
-    return _at(curve, np.arange(rows[0], rows[-1] + 1))
+    return curve_at(curve, np.arange(rows[0], rows[-1] + 1))
 
 
 def part_of(curve: CostCurve, low: int, high: int) -> CostCurve:
     """Return the part of a curve between two numbers of hot rows, bytes of a split included."""
     rows = curve.hot_rows
     inner = rows[(rows > low) & (rows < high)]
-    part = _at(curve, np.unique(np.concatenate(([low], inner, [high]))))
+    part = curve_at(curve, np.unique(np.concatenate(([low], inner, [high]))))
     return replace(part, hbm_bytes=part.hbm_bytes + curve.split_hbm_bytes)
-
-
-def _at(curve: CostCurve, hot: npt.NDArray[np.int64]) -> CostCurve:
-    """Return a curve at other numbers of hot rows."""
-
-    def between(values: Float) -> Float:
-        return np.interp(hot, curve.hot_rows, values)
-
-    return replace(
-        curve,
-        hot_rows=hot,
-        gpu_s=between(curve.gpu_s),
-        dram_s=between(curve.dram_s),
-        hbm_bytes=between(curve.hbm_bytes),
-        dram_bytes=between(curve.dram_bytes),
-        gpu_s_of_phases=np.stack([between(phase_s) for phase_s in curve.phase_s]),
-        split_s_of_phases=curve.split_phase_s,
-    )
-
-
-def costs_between(curve: CostCurve, hot_rows: int) -> Float:
-    """Return the costs of a number of hot rows between a curve's first and its last one."""
-    first, last = curve.hot_rows[[0, -1]].tolist()
-    between: Float = costs_of(_at(curve, np.array([first, hot_rows, last])))[:, 1]
-    return between
 
 
 def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Piece]:
@@ -87,26 +62,20 @@ def pieces_of(curve: CostCurve, most: int, room: tuple[float, float]) -> list[Pi
     curve = with_every_row(curve, most)
     at, points = some_points(curve, most), costs_of(curve)
     pieces: list[Piece] = [(costs, None) for costs in points[:, at].T]
-    parts = [_between(curve, first, last, room) for first, last in pairwise(at)]
-    for part in (part for part in parts if part is not None):
+    if curve.only_points or not np.isfinite(curve.split_s):
+        return pieces
+    for first, last in pairwise(curve.hot_rows[at].tolist()):
+        if last - first < 2:
+            continue
+        part = part_of(curve, first + 1, last - 1)
+        if part.hbm_bytes.min() > room[0] or part.dram_bytes.min() > room[1]:
+            continue
         line = line_below(part)
         least = np.zeros(points.shape[0])
         least[[BYTES, DRAM_BYTES]] = line.hbm_bytes, line.dram_bytes
         least[-1] = part.hot_rows[0]
         pieces.append((least, line))
     return pieces
-
-
-def _between(
-    curve: CostCurve, first: int, last: int, room: tuple[float, float]
-) -> CostCurve | None:
-    """Return the part of a curve between two of its points; None if there is none."""
-    low, high = int(curve.hot_rows[first]) + 1, int(curve.hot_rows[last]) - 1
-    if low > high or curve.only_points or not np.isfinite(curve.split_s):
-        return None
-    part = part_of(curve, low, high)
-    fits = part.hbm_bytes.min() <= room[0] and part.dram_bytes.min() <= room[1]
-    return part if fits else None
 
 
 def line_below(curve: CostCurve) -> Line:

@@ -33,12 +33,11 @@ from placer.plan.fields import Memory, Shard
 from placer.plan.memory import record_bytes
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float, costs_with
 from solvers.result import Limits
 from solvers.search.curve_lines import (
     ROUNDING_BYTES,
     Line,
-    costs_between,
     pieces_of,
     with_every_row,
 )
@@ -181,8 +180,7 @@ class FitProgram:
     def _add_option(self, table: int, option: ShardingOption, used: Any) -> None:
         """Add the shards of a table in one option."""
         instance = self.instance
-        replica = instance.replica(table, option)
-        if replica is not None:
+        for replica in instance.replicas(table, option):
             self.replicas.append((replica, used))
             for gpu in range(instance.gpus):
                 self._add_bytes(gpu, instance.priced_costs(replica, gpu)[:, 0], used)
@@ -332,7 +330,7 @@ class FitProgram:
         if point.rows is None:
             return point.costs
         curve = self.instance.curve(point.shard, point.gpu)
-        return costs_between(curve, int(point.costs[HOT]) + solver.value(point.rows))
+        return costs_with(curve, int(point.costs[HOT]) + solver.value(point.rows))
 
 
 _POLL_S = 0.05

@@ -9,15 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment, Change
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, ShardingOption, TableShard
-from solvers.model.knapsack import GPU_S, Float, Int, Knapsack, phases_of_swaps
+from solvers.model.knapsack import GPU_S, Bool, Float, Int, Knapsack, phases_of_swaps
 from solvers.model.shared_costs import total
-from solvers.search.resharding import MOST_SHARDS, Without, work_of_option_s
+from solvers.search.resharding import MOST_SHARDS, Without
 
 _CANDIDATE_GPUS = 8
 """Try a shard of the slowest GPU on this many others, least loaded first."""
@@ -91,13 +90,14 @@ def reshard_table(assignment: Assignment, clock: Clock) -> bool:
     candidates: list[tuple[float, int, ShardingOption]] = []
     for table, now in _largest(assignment, slow):
         without = Without(assignment, table)
-        before = work_of_option_s(instance, table, now)
+        # With all useful rows in HBM.
+        before = instance.option_costs_at(table, now, -1)[GPU_S]
         works = [
             (option_s, option)
             for option in instance.options_of(table)
             if option != now
             and option.shard_count <= MOST_SHARDS
-            and (option_s := work_of_option_s(instance, table, option)) - before < slack_s
+            and (option_s := instance.option_costs_at(table, option, -1)[GPU_S]) - before < slack_s
         ]
         if clock.spent:
             return False
@@ -325,9 +325,9 @@ class Exchanges:
         return phase_s + assignment.arena_s([gpu])
 
 
-def _may_swap(mine: _Served, theirs: _Served, slow: int, other: int) -> npt.NDArray[np.bool_]:
+def _may_swap(mine: _Served, theirs: _Served, slow: int, other: int) -> Bool:
     """Return which swaps keep shards of one table apart and each where it may be served."""
-    allowed: npt.NDArray[np.bool_] = mine.open_gpus[:-1, other, None] & theirs.open_gpus[:, slow]
+    allowed: Bool = mine.open_gpus[:-1, other, None] & theirs.open_gpus[:, slow]
     for i, tables in enumerate(mine.tables[:-1]):
         if twice := tables & theirs.every_table:
             allowed[i] &= [twice <= back for back in theirs.tables]

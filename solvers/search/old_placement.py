@@ -80,8 +80,7 @@ def old_assignment(
         was = tables.get(number)
         if was is not None and _is_usable(instance, number, was.option):
             homes |= {shard: gpu_of.get(device) for shard, device in was.shards}
-            replica = instance.replica(number, was.option)
-            replicas += [] if replica is None else [replica]
+            replicas += instance.replicas(number, was.option)
         elif instance.in_group(number):
             homes[TableShard(number, instance.options_of(number)[0])] = None
         else:

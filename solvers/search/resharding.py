@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from solvers.model.assignment import Assignment, Change
-from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, OF_GPU, Float, phases_at, phases_of_swaps
+from solvers.model.instance import Block, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, OF_GPU, Float, phases_at, phases_of_swaps
 from solvers.model.shared_costs import total
 
 MOST_SHARDS = 8
@@ -18,11 +18,6 @@ MOST_SHARDS = 8
 
 _CANDIDATE_GPUS = MOST_SHARDS + 8
 """Otherwise try them on this many GPUs, the least loaded ones."""
-
-
-def work_of_option_s(instance: Instance, table: int, option: ShardingOption) -> float:
-    """Return a table's GPU seconds in this option, with all useful rows in HBM."""
-    return float(instance.option_costs_at(table, option, -1)[GPU_S])
 
 
 class Without:
@@ -61,9 +56,7 @@ class Without:
         (key_s,), (gpus,) = room.spread([option])
         if not np.isfinite(key_s):
             return None
-        replicas = self.replicas
-        if room.replica is not None:
-            replicas = tuple(sorted((*replicas, room.replica)))
+        replicas = tuple(sorted((*self.replicas, *room.replicas)))
         change: Change = {gpu: list(mine) for gpu, mine in self.kept.items()}
         shards = self.assignment.instance.shards(self.table, option)
         for shard, gpu in zip(shards, gpus, strict=True):
@@ -76,14 +69,14 @@ class Without:
         They share all that depends on replicas alone.
         """
         instance = self.assignment.instance
-        replicas: dict[tuple[object, ...] | None, TableShard | None] = {}
-        alike: dict[tuple[tuple[object, ...] | None, bool], dict[int, list[int]]] = {}
+        replicas: dict[tuple[object, ...], Block] = {}
+        alike: dict[tuple[tuple[object, ...], bool], dict[int, list[int]]] = {}
         for at, option in enumerate(options):
-            replica = instance.replica(self.table, option)
+            own = instance.replicas(self.table, option)
             count = len(instance.shards(self.table, option))
             everywhere = option.blocked or count > MOST_SHARDS
-            key = None if replica is None else replica.cost_key
-            replicas[key] = replica
+            key: tuple[object, ...] = tuple(replica.cost_key for replica in own)
+            replicas[key] = own
             groups = alike.setdefault((key, everywhere), {})
             groups.setdefault(count, []).append(at)
         for (key, everywhere), groups in alike.items():
@@ -96,12 +89,12 @@ class Without:
 class _Room:
     """The GPUs with a table's replicas but not its shards, and what its shards would cost there."""
 
-    def __init__(self, without: Without, replica: TableShard | None, gpus: list[int]) -> None:
+    def __init__(self, without: Without, replicas: Block, gpus: list[int]) -> None:
         assignment, table = without.assignment, without.table
         instance = self.instance = assignment.instance
-        self.table, self.replica, self.gpus = table, replica, gpus
+        self.table, self.replicas, self.gpus = table, replicas, gpus
         sums = assignment.sums
-        changed = [*((one, -1) for one in without.dropped), *([(replica, 1)] if replica else [])]
+        changed = [*((one, -1) for one in without.dropped), *((one, 1) for one in replicas)]
         for one, sign in changed:
             of_kinds = [instance.priced_costs(one, gpu)[OF_GPU] for gpu in instance.kinds]
             sums = sums + sign * np.array(of_kinds)[instance.kind_of_gpu]
@@ -122,8 +115,7 @@ class _Room:
         self.scale_s = objective.scale_s(phase_s)
         everywhere = instance.replicated(assignment.replicas).arenas.copy()
         everywhere.subtract(instance.arena_of(shard) for shard in without.dropped)
-        if replica is not None:
-            everywhere[instance.arena_of(replica)] += 1
+        everywhere.update(instance.arena_of(shard) for shard in replicas)
         replicated = {arena for arena, count in everywhere.items() if count}
         self.arenas = [
             instance.arenas(without.kept.get(gpu, assignment.shards[gpu])) | replicated

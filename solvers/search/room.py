@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Bool, Float
 
 _RUINS = 200
 """Place tables again this many times."""
@@ -108,7 +107,7 @@ def _ways(
     group: Block,
     options: Sequence[Sequence[ShardingOption]],
     *,
-    only_whole: bool = False,
+    only_whole: bool,
 ) -> list[_Way]:
     """Return ways to shard a group: all options of one table, or several whole tables.
 
@@ -145,7 +144,7 @@ def _way(
             costs = instance.costs_at(shard, instance.kinds[0], 0)
             least[number] += costs[BYTES]
             cold[:, number] += costs[DRAM_BYTES] * np.array((1.0, _widening(instance, shard)))
-    replicas = tuple(one for of in options if (one := instance.replica(*of)) is not None)
+    replicas = tuple(one for of in options for one in instance.replicas(*of))
     replica_bytes = np.zeros(instance.gpus)
     for one in replicas:
         replica_bytes += [instance.costs_at(one, g, 0)[BYTES] for g in range(instance.gpus)]
@@ -200,10 +199,10 @@ class _Room:
         """Return the bytes that all devices lack together."""
         return float(sum(over.sum() for over in self._over_bytes(self.least, self.cold)))
 
-    def overfull(self) -> npt.NDArray[np.bool_]:
+    def overfull(self) -> Bool:
         """Return whether each GPU or its host lacks room, shape (gpus,)."""
         of_gpu, of_host = self._over_bytes(self.least, self.cold)
-        overfull: npt.NDArray[np.bool_] = (of_gpu > 0) | (of_host > 0)[self.hosts]
+        overfull: Bool = (of_gpu > 0) | (of_host > 0)[self.hosts]
         return overfull
 
     def place(self, number: int) -> bool:

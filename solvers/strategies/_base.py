@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -110,47 +110,40 @@ class Strategy(ABC):
         raise NotImplementedError
 
 
-Run = Callable[[Search], Assignment | None]
-"""A stage's function: it takes a search and may find an assignment."""
-
-
-class Stage(NamedTuple):
-    """One step of a strategy: a name, and a function that may find an assignment."""
-
-    name: str
-    run: Run
+Stage = Callable[[Search], Assignment | None]
+"""One step of a strategy: it takes a search and may find an assignment."""
 
 
 class StagedStrategy(Strategy):
     """A strategy that is a list of stages; the best assignment goes from one to the next."""
 
     @abstractmethod
-    def stages(self, instance: Instance) -> list[Stage]:
-        """List the stages: the first runs once, the others by turns until nothing is gained."""
+    def stages(self, instance: Instance) -> dict[str, Stage]:
+        """Return named stages: the first runs once, the others in turn until nothing is gained."""
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
         """Run the stages."""
-        first, *others = self.stages(search.instance)
-        self._run(first, search)
+        first, *others = self.stages(search.instance).items()
+        self._run(*first, search)
         if search.best is None:
-            self._run(Stage("room", Search.first_fit), search)
+            self._run("room", Search.first_fit, search)
         idle = 0
         while others and idle < _IDLE_ROUNDS and search.is_open and search.failure is None:
             before = search.bound_s, search.best
             for stage in others:
                 if search.is_open:
-                    self._run(stage, search)
+                    self._run(*stage, search)
             idle = idle + 1 if before == (search.bound_s, search.best) else 0
         if search.best is not None:
             search.stats["moves"] = search.best.moves
             yield search.best
             yield from reversed(search.earlier)
 
-    def _run(self, stage: Stage, search: Search) -> None:
-        search.tell(stage.name)
-        assignment = stage.run(search)
+    def _run(self, name: str, stage: Stage, search: Search) -> None:
+        search.tell(name)
+        assignment = stage(search)
         if assignment is not None:
-            search.stats[f"{stage.name}_s"] = assignment.step_time_s
+            search.stats[f"{name}_s"] = assignment.step_time_s
             search.keep(assignment)
 
 
@@ -169,26 +162,26 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
     bound_s = min(bound_s, step_time_s)
     optimal = step_time_s <= bound_s * (1 + limits.gap)
     seconds = search.clock.spent_s
-    record = SolverRecord(
+    plan = recorded(
+        plan,
+        instance,
         name=name,
         status="optimal" if optimal else "feasible",
         step_time_s=step_time_s,
         bound_s=bound_s,
         seconds=round(seconds, 3),
         seed=limits.seed,
-        cost_model=instance.cost_model.name,
-        search_space=instance.search_space,
     )
     return SolveResult(
-        replace(plan, solver=record, provenance=provenance_of(instance.problem)),
+        plan,
         Termination(
-            record.status,
+            plan.solver.status,
             None if optimal else search.clock.limit_hit or ("time" if search.lacks_time else None),
             binding(instance.problem, plan, instance.cost_model, report, instance).words,
         ),
         step_time_s,
         bound_s,
-        {"seconds": seconds, "search_space": record.search_space, **search.stats},
+        {"seconds": seconds, "search_space": plan.solver.search_space, **search.stats},
     )
 
 
@@ -209,6 +202,8 @@ def _without_servers(problem: Problem, cost_model: CostModel) -> Problem | None:
 
 def _server_latency_s(problem: Problem, cost_model: CostModel) -> float:
     """Return the most seconds that servers add to a step by their part in exchanges."""
+    if not problem.topology.servers:
+        return 0.0
     both = (cost_model.schedule(problem, with_servers=has).fixed for has in (True, False))
     return float(np.subtract(*both).max())
 
@@ -230,6 +225,13 @@ def _joined(
     plan = replace(best.plan, topology=problem.topology, solver=record, provenance=origin)
     end = replace(best.termination, reason=status, limit=limit)
     return replace(best, plan=plan, termination=end, bound_s=bound_s)
+
+
+def recorded(plan: Plan, instance: Instance, **record: Any) -> Plan:
+    """Return a plan with fields of its solver's record, and with its provenance, made now."""
+    problem, space = instance.problem, instance.search_space
+    solver = SolverRecord(**record, cost_model=instance.cost_model.name, search_space=space)
+    return replace(plan, solver=solver, provenance=provenance_of(problem))
 
 
 def provenance_of(problem: Problem) -> Provenance:

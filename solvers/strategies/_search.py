@@ -1,8 +1,6 @@
 """The state of a running search, which stages hand on to each other, and what it minimises.
 
-A search minimises one sum of seconds, at first of the main chain of phases. A first placement shows
-whether another sum leads to better plans: of other chains, of hosts' memory, or without replicas.
-See "What a second counts" in docs/solvers.md.
+"What a second counts" in docs/solvers.md says what a search minimises.
 """
 
 from collections.abc import Sequence
@@ -87,14 +85,10 @@ class Search:
         return self.bounding if self.instance.host_share else self
 
     @property
-    def proven(self) -> LagrangianBound:
-        """The Lagrangian bound that proofs may use."""
-        return self.of_steps.lagrangian
-
-    @property
     def weighed_bound_s(self) -> float:
         """The Lagrangian bound of a whole step, in seconds."""
-        return self.proven.step_time_s + self.of_steps.instance.fixed_s
+        search = self.of_steps
+        return search.lagrangian.step_time_s + search.instance.fixed_s
 
     @property
     def proven_s(self) -> float:
@@ -218,8 +212,7 @@ def weights_of_drives(instance: Instance) -> Float:
 def weighed(search: Search) -> Search:
     """Return a search whose weights of chains suit what a first placement waits for.
 
-    At first only the main chain counts. If the first placement waits for another chain, such as the
-    host link, try mixtures of both chains. If it waits for a host's memory, try mixtures with that.
+    See "What a second counts" in docs/solvers.md.
     """
     instance, bound = search.instance, search.lagrangian
     first = search.first = construct(instance, bound, bound.step_time_s)
@@ -266,8 +259,7 @@ def weighed(search: Search) -> Search:
 def unreplicated(search: Search) -> Search:
     """Return a search without replicas if a first placement is faster without them.
 
-    The first replicated table pays for collectives, which further replicated tables share. Neither
-    bounds nor single changes of a placement count that fixed cost.
+    Neither bounds nor single changes of a placement count what the first replicated table costs.
     """
     instance, first = search.instance, search.first
     if not instance.replicas_s or first is None or not first.replicas:

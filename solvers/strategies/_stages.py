@@ -12,7 +12,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance, ShardingOption
 from solvers.model.objective import Delay
 from solvers.search.arena_construction import assignments_by_arena, whole_tables
-from solvers.search.branching import BranchingParams, branch_and_bound, points_of
+from solvers.search.branching import branch_and_bound, points_of
 from solvers.search.candidates.shards import assigned
 from solvers.search.construction import options_at_price, options_for, packed, short_options
 from solvers.search.moves import improve
@@ -54,6 +54,10 @@ _BRANCHED_PLACES = 2000
 _TINY_PLACES = 30
 """Up to this many tables × GPUs, run it even at gaps that something outside the program may cause:
 it soon examines all plans."""
+
+_MOST_GAP = 10.0
+"""Otherwise stop after the first relaxation at larger gaps: such plans wait for something outside
+the program, such as a host's memory."""
 
 _RELAXED_TABLES = 200
 """Beyond that, solve its first relaxation up to this many tables; GPUs hardly change its size."""
@@ -204,12 +208,6 @@ def is_branched(instance: Instance) -> bool:
     return instance.gpus > 1 and instance.tables * instance.gpus <= _BRANCHED_PLACES
 
 
-def _branching(instance: Instance) -> BranchingParams:
-    """Return how far branch and bound goes: in tiny problems, however poor the plan is."""
-    is_tiny = instance.tables * instance.gpus <= _TINY_PLACES
-    return BranchingParams(most_gap=np.inf) if is_tiny else BranchingParams()
-
-
 def prove(search: Search, share: float) -> Assignment | None:
     """Raise the bound by counting delays and by branch and bound, which may find a better plan."""
     instance, clock = search.instance, search.clock.part(share)
@@ -225,12 +223,14 @@ def prove(search: Search, share: float) -> Assignment | None:
         if left_s < _LEAST_S or left_s < _LEAST_S_PER_POINT * points_of(instance):
             search.lacks_time = True
             return None
+    is_tiny = instance.tables * instance.gpus <= _TINY_PLACES
+    most_gap = 0.0 if not is_whole else np.inf if is_tiny else _MOST_GAP
     found = branch_and_bound(
         search.best,
         search.lagrangian.price_s_per_byte,
         clock=clock,
         gap=search.clock.limits.gap,
-        params=_branching(instance) if is_whole else BranchingParams(most_gap=0.0),
+        most_gap=most_gap,
         bounding=search.bounding.instance,
         before=search.branched,
     )

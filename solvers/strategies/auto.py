@@ -58,10 +58,10 @@ class Auto(StagedStrategy):
 
         prepare(limits)
 
-    def stages(self, instance: Instance) -> list[Stage]:
-        """List the stages: construct once, then anneal and prove in turns."""
+    def stages(self, instance: Instance) -> dict[str, Stage]:
+        """Return the stages: construct once, then anneal and prove in turns."""
         if instance.cost_model.uniform_splits:  # Otherwise each GPU chooses its hot rows by itself.
-            return [Stage("candidates", choose)]
+            return {"candidates": choose}
         p = self.params
         share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
         if instance.lacks_dram and not instance.servers:  # The proof and annealing both take long.
@@ -70,11 +70,11 @@ class Auto(StagedStrategy):
         proof_share = (
             p.annealing_share if instance.servers and instance.lacks_dram else p.proof_share
         )
-        return [
-            Stage("greedy", lambda search: construct(search, p.greedy_share)),
-            Stage("annealed", lambda search: anneal(search, share)),
-            Stage("branched", lambda search: prove(search, proof_share)),
-        ]
+        return {
+            "greedy": lambda search: construct(search, p.greedy_share),
+            "annealed": lambda search: anneal(search, share),
+            "branched": lambda search: prove(search, proof_share),
+        }
 
 
 _GREEDY_SHARE, _PROOF_SHARE = 0.5, 0.9
@@ -84,42 +84,31 @@ _GREEDY_SHARE, _PROOF_SHARE = 0.5, 0.9
 class Ilp(StagedStrategy):
     """The integer program, with a proven bound.
 
-    Splits, replicas, sharding options and the GPU that serves each shard are its decisions. It
-    extends RecShard's program (doi:10.1145/3503222.3507777, section 4), which has the GPU that owns
-    a table and where the table is split into hot and cold rows. The cost greedy's plan comes first;
-    then the program is solved by branch and bound over linear relaxations
+    It extends RecShard's program (doi:10.1145/3503222.3507777, section 4). The cost greedy's plan
+    comes first; then the program is solved by branch and bound over linear relaxations
     (`solvers.search.branching`). docs/solvers.md has the equations.
     """
 
     name = "ilp"
 
-    def stages(self, instance: Instance) -> list[Stage]:
+    def stages(self, instance: Instance) -> dict[str, Stage]:
         """Construct a plan, then branch and bound."""
-        return [
-            Stage("greedy", lambda search: construct(search, _GREEDY_SHARE)),
-            Stage("branched", lambda search: prove(search, _PROOF_SHARE)),
-        ]
+        return {
+            "greedy": lambda search: construct(search, _GREEDY_SHARE),
+            "branched": lambda search: prove(search, _PROOF_SHARE),
+        }
 
 
 class GreedyCost(StagedStrategy):
     """Greedy by cost: divide what is too much for one GPU, pack by time, fill HBM by saving a byte.
 
-    1. The Lagrangian bound says how many row slices each table needs for a given step time; a table
-       with a shard that a single phase would wait for gets another option.
-    2. Slices are packed longest first, each onto the GPU where it adds least to a norm of the
-       phases' times, with the hot rows that it would have if all HBM were one memory.
-    3. Each GPU fills its own HBM with the rows that save most per byte (`solvers.model.knapsack`).
-    4. Slices move or swap between the slowest GPU and others while that makes it faster; then
-       tables of the slowest GPU are sharded again, too.
-
-    Steps 2 and 3 run for the bound's own step time and a few longest shards, step 4 for the three
-    plans that look best; the best plan is kept.
+    "Construction" in docs/solvers.md has its steps.
     """
 
     name = "greedy-cost"
 
-    def stages(self, instance: Instance) -> list[Stage]:
+    def stages(self, instance: Instance) -> dict[str, Stage]:
         """Construct plans and improve the best."""
         # On 856 × 128 that takes 4 s beside 3 s for the rest, and gains 4%: `auto` does it.
         resharded = instance.tables * instance.gpus <= MANY_PLACES
-        return [Stage("greedy", lambda search: construct(search, resharded=resharded))]
+        return {"greedy": lambda search: construct(search, resharded=resharded)}

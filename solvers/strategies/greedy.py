@@ -1,9 +1,7 @@
 """The four classic greedy solvers: whole tables, sorted by a score, on the least loaded GPU.
 
 They are the baselines of RecShard (doi:10.1145/3503222.3507777, section 5) and of TorchRec's early
-planners. Tables are sorted by a score, largest first. Each whole table goes to the GPU with the
-smallest sum of scores among GPUs with room in HBM. If no GPU has room, it goes to the DRAM of
-the least loaded GPU's host that has room.
+planners; see "The classic greedies" in docs/solvers.md.
 """
 
 from abc import abstractmethod
@@ -12,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from placer.plan.fields import Memory
+from placer.plan.memory import Shortage
 from placer.plan.plan import Plan
 from placer.tables import Table
 from placer.units import format_bytes
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.result import Shortage, Termination
+from solvers.result import Termination
 from solvers.strategies._base import Strategy
 from solvers.strategies._search import Search
 

@@ -310,13 +310,13 @@ def choices_of(instance: Instance, table: int, options: Sequence[ShardingOption]
     gpu, prices = instance.kinds[0], instance.prices.size
     longest_s = np.zeros((len(options), prices))
     for at, option in enumerate(options):
-        shards, replica = instance.shards(table, option), instance.replica(table, option)
+        shards = instance.shards(table, option)
         if shards:
             ends = np.array([instance.priced_costs(s, gpu) for s in (shards[0], shards[-1])])
             # Shards that fit on no GPU count as very long.
             fits = ends[0, BYTES] <= instance.hbm_bytes.max()
             longest_s[at] = np.where(fits, ends[:, GPU_S].max(axis=0), 1e30)
-        if replica is not None:
+        for replica in instance.replicas(table, option):
             longest_s[at] += instance.priced_costs(replica, gpu)[GPU_S]
     costs = np.stack([instance.option_costs(table, option) for option in options], axis=1)
     return Choices(

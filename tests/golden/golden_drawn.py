@@ -181,8 +181,8 @@ class Annealed(StagedStrategy):
 
     name = "annealed"
 
-    def stages(self, instance: Instance) -> list[Stage]:
-        return [Stage("greedy", construct), Stage("annealed", lambda search: anneal(search, 1.0))]
+    def stages(self, instance: Instance) -> dict[str, Stage]:
+        return {"greedy": construct, "annealed": lambda search: anneal(search, 1.0)}
 
 
 def replicated(seed: int) -> Problem:

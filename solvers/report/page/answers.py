@@ -119,7 +119,8 @@ def ask(
     def shows(words: str) -> Callable[[int, int | None], None]:
         return lambda done, total: on_progress(done, total, words)
 
-    if names := _parts(asked.compared):
+    if asked.compared is not None:
+        names = [name.strip() for name in asked.compared.split(",")]
         rows = compare(problem, names, (cost_model,), limits, on_solved=shows("solvers"))
         added["comparison"] = compare_report(rows, "Solvers on the plan's problem")
     if sizes := parse_sizes(asked.hbm_steps) if asked.hbm_steps else []:
@@ -160,11 +161,6 @@ def ask(
         with contextlib.suppress(PlacerError):
             explanations[name] = explain_report(explain(problem, plan, name, model))
     return replace(answers, **added, explanations=explanations)
-
-
-def _parts(words: str | None) -> list[str]:
-    """Return the parts of a comma-separated list."""
-    return [part.strip() for part in (words or "").split(",") if part.strip()]
 
 
 def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """Simulated annealing over assignments."""
 
-from solvers.search.annealing.search import AnnealingParams, anneal, prepare
+from solvers.search.annealing.search import anneal, prepare
 
-__all__ = ["AnnealingParams", "anneal", "prepare"]
+__all__ = ["anneal", "prepare"]

@@ -11,18 +11,10 @@ from cost_models.arenas import Arena
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.drive_rows import opened
-from solvers.model.instance import Block, Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, GPU_S, PHASES, phases_at
+from solvers.model.instance import Block, Instance, ShardingOption
+from solvers.model.knapsack import BYTES, GPU_S, PHASES, Bool, Int, phases_at
 from solvers.search.annealing.rating import rate, replace_items, step_time_s, weigh_phases
-from solvers.search.annealing.state import (
-    HIGH_POWER,
-    NOBODY,
-    Bool,
-    Int,
-    Model,
-    Rules,
-    State,
-)
+from solvers.search.annealing.state import HIGH_POWER, NOBODY, Model, Rules, State
 
 _MOST_SHARDS = 8
 """Do not try options with more shards than this, except those that tables have already."""
@@ -44,7 +36,7 @@ class _Option(NamedTuple):
     """A sharding option: blocks of shards, each served by a GPU, and replicas on every GPU."""
 
     items: list[Block]
-    replica: TableShard | None = None
+    replicas: Block
 
 
 class AnnealingProblem:
@@ -66,8 +58,8 @@ class AnnealingProblem:
             for option in unit:
                 first_item.append(len(self.items))
                 self.items += option.items
-                replica.append(NOBODY if option.replica is None else len(self.items))
-                self.items += [(option.replica,)] if option.replica is not None else []
+                replica.append(len(self.items) if option.replicas else NOBODY)
+                self.items += [option.replicas] if option.replicas else []
             first_option.append(len(first_item))
         self._first_option, self._first_item = np.array(first_option), np.array(first_item)
         self._replica = np.array(replica)
@@ -78,7 +70,7 @@ class AnnealingProblem:
             for unit, options_of_unit in enumerate(self.options)
             for number, option in enumerate(options_of_unit)
             for shard, item in enumerate(
-                option.items if option.replica is None else [(option.replica,), *option.items]
+                [option.replicas, *option.items] if option.replicas else option.items
             )
         }
         self._fill()
@@ -263,7 +255,7 @@ def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
                 groups.setdefault(tables, []).append(tuple(map(opened, block)))
     together = set().union(*groups)
     free = [table for table in range(instance.tables) if table not in together]
-    return [[_Option(sorted(blocks))] for blocks in groups.values()], free
+    return [[_Option(sorted(blocks), ())] for blocks in groups.values()], free
 
 
 def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> list[list[_Option]]:
@@ -292,11 +284,13 @@ def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> l
         options[table] = [*others, *owned[table]]
     return [
         [
-            _Option([(shard,) for shard in instance.shards(table, option)], replica)
+            _Option(
+                [(shard,) for shard in instance.shards(table, option)],
+                instance.replicas(table, option),
+            )
             for option in sorted(
                 options[table], key=lambda option: _rough_s(instance, table, option)
             )
-            for replica in [instance.replica(table, option)]
         ]
         for table in tables
     ]
@@ -305,9 +299,8 @@ def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> l
 def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]:
     """Yield tables in the order in which their other options are worth computing.
 
-    Tables with the most work have to be divided. Tables with few lookups for their work are cheap
-    to divide, and their shards balance GPUs. Both kinds come in turns. If servers are there for
-    their memory, the largest tables come first.
+    Tables with the most work, and tables that are cheap to divide, come in turns ("Annealing" in
+    docs/solvers.md). If servers are there for their memory, the largest tables come first.
 
     `work_s`: seconds of each table.
     """
@@ -328,10 +321,9 @@ def _promising(instance: Instance, work_s: Mapping[int, float]) -> Iterator[int]
 
 def _rough_s(instance: Instance, table: int, option: ShardingOption) -> float:
     """Return GPU seconds of an option with all rows in HBM, which is enough for sorting."""
-    gpu, replica = instance.kinds[0], instance.replica(table, option)
-    shards = instance.shards(table, option)
+    gpu, shards = instance.kinds[0], instance.shards(table, option)
     work_s = sum(float(instance.priced_costs(shard, gpu)[GPU_S, -1]) for shard in shards)
-    if replica is not None:
+    for replica in instance.replicas(table, option):
         work_s += instance.gpus * float(instance.priced_costs(replica, gpu)[GPU_S, -1])
     return work_s
 

@@ -9,14 +9,12 @@ import math
 
 import numpy as np
 
+from solvers.model.knapsack import Bool, Float, Int
 from solvers.search.annealing.state import (
     BYTES,
     FIRST_PHASE,
     HIGH_POWER,
     NOBODY,
-    Bool,
-    Float,
-    Int,
     Model,
     Rules,
     State,

@@ -16,7 +16,6 @@ host. The moves are in `solvers.search.annealing.moves`.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -70,15 +69,11 @@ _COMPILED_IN_S = 10.0
 _LOADED_IN_S = 0.5
 """Load compiled code only with more time: loading takes about this long, once for a process."""
 
+_LONGEST = 8
+"""Longest run, as a multiple of the first run's steps."""
 
-@dataclass(frozen=True, slots=True)
-class AnnealingParams:
-    """Knobs of `anneal`."""
-
-    # Largest number of steps of the first runs; 0 to derive it from the problem's size.
-    first_steps: int = 0
-    longest: int = 8  # Longest run, as a multiple of the first run's steps.
-    idle_runs: int = 6  # Stop after this many longest runs without a gain.
+_IDLE_RUNS = 6
+"""Stop after this many longest runs without a gain."""
 
 
 def anneal(
@@ -88,7 +83,6 @@ def anneal(
     target_s: float,
     seed: int,
     clock: Clock,
-    params: AnnealingParams = AnnealingParams(),
 ) -> Assignment:
     """Return the best assignment of runs of growing length; each run starts from the best so far.
 
@@ -106,21 +100,18 @@ def anneal(
         return start
     starts = [start] if other is None else [start, other]
     problem = AnnealingProblem(starts, clock.part(_OPTIONS_SHARE))
-    return _Annealing(problem, seed, clock, params).improved(starts, target_s)
+    return _Annealing(problem, seed, clock).improved(starts, target_s)
 
 
 class _Annealing:
     """Runs of annealing on one problem, one for each thread."""
 
-    def __init__(
-        self, problem: AnnealingProblem, seed: int, clock: Clock, params: AnnealingParams
-    ) -> None:
-        self._problem, self._clock, self._params = problem, clock, params
+    def __init__(self, problem: AnnealingProblem, seed: int, clock: Clock) -> None:
+        self._problem, self._clock = problem, clock
         instance = problem.instance
         self._heats = _HEATS_OF_MANY if instance.gpus > MANY_GPUS else _HEATS
         places = instance.tables + instance.gpus
-        suitable = max(_LEAST_STEPS, _STEPS_PER_PLACE * places)
-        self._most_steps = params.first_steps or suitable
+        self._most_steps = max(_LEAST_STEPS, _STEPS_PER_PLACE * places)
         # With limited steps, the plan must not depend on the number of cores.
         alone = clock.repeats or not HAS_COMPILER
         threads = 1 if alone else min(_MOST_THREADS, clock.limits.thread_count)
@@ -138,14 +129,14 @@ class _Annealing:
 
     def improved(self, starts: Sequence[Assignment], target_s: float) -> Assignment:
         """Make ever longer runs; each continues from the best descendant of its start."""
-        clock, params, heats = self._clock, self._params, self._heats
+        clock, heats = self._clock, self._heats
         found = list(starts)
         best = min(found, key=lambda one: one.step_time_s)
         threads, number, idle = len(self._rngs), 0, 0
         steps_per_s = 0.0 if clock.repeats else self._speed(best)
         first = self._steps_of_first_runs(steps_per_s)
-        while not clock.spent and best.step_time_s > target_s and idle < params.idle_runs:
-            length = min(2 ** (number // len(heats)), params.longest)
+        while not clock.spent and best.step_time_s > target_s and idle < _IDLE_RUNS:
+            length = min(2 ** (number // len(heats)), _LONGEST)
             steps = length * first
             # A run that the deadline cuts short finds nothing, as it is still hot.
             if steps_per_s and not clock.repeats:
@@ -167,7 +158,7 @@ class _Annealing:
             best = min(found, key=lambda one: one.step_time_s)
             if best.step_time_s < before_s:
                 idle = 0
-            elif length == params.longest:
+            elif length == _LONGEST:
                 idle += threads
             number += threads
         return best

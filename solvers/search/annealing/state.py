@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from solvers.model.knapsack import Bool, Float, Int
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -76,10 +78,7 @@ def is_compiled(function: Callable[..., Any]) -> bool:
     return is_loaded(function) or bool(compiler._cache._cache_file._load_index())
 
 
-Float = npt.NDArray[np.float64]
-Int = npt.NDArray[np.int64]
 SmallInt = npt.NDArray[np.int32]
-Bool = npt.NDArray[np.bool_]
 
 BYTES, FIRST_PHASE = 0, 1
 """Rows of costs: bytes of HBM, then the seconds of each phase."""

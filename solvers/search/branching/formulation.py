@@ -6,15 +6,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from cost_models import ANY_SHARE, CostCurve
 from solvers.bounds.option_costs import distinct_shards, points_within
-from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, PHASES, Float
+from solvers.model.instance import Block, Instance, ShardingOption, TableShard
+from solvers.model.knapsack import BYTES, PHASES, Bool, Float, Int
 from solvers.search.branching.drives import DrivePoints, drive_points
-
-Int = npt.NDArray[np.int64]
 
 Widths = tuple[tuple[int, int], ...]
 """Widths of a table's shards, each with its number of shards."""
@@ -105,7 +102,7 @@ class Formulation:
         instance: Instance,
         upper_s: float,
         price_s_per_byte: float,
-        most_points: int = 2_000_000,
+        most_points: int,
     ) -> None:
         self.instance, self.unit_s = instance, upper_s / UNITS
         points_of_all = points_of(instance)
@@ -120,8 +117,7 @@ class Formulation:
         self.unit_bytes = max(1.0, float(instance.hbm_bytes[:gpus].max()))
         dram_bytes = float(instance.all_dram_bytes.sum())
         self.unit_dram = max(1.0, dram_bytes) if instance.dram_price else 0.0
-        kinds = [(kind, instance.launches_s[gpu]) for kind, gpu in enumerate(instance.kinds)]
-        self.launches = np.array([launches_s for _, launches_s in kinds]) / unit_s
+        self.launches = np.array([instance.launches_s[gpu] for gpu in instance.kinds]) / unit_s
         self.fixed = instance.objective.fixed / unit_s
         self.members = instance.objective.members
         hbm = (instance.hbm_bytes / self.unit_bytes).tolist()
@@ -155,17 +151,15 @@ class Formulation:
                         parts.append((*row, kind))
                         points.append(each)
                         drives.append(on_drive)
-                replica = instance.replica(table, option)
-                replicas.append(self._replica(replica))
-                arena_of_replica = (
-                    -1 if replica is None else self._arena(instance.arena_of(replica))
-                )
-                replica_arenas.append(arena_of_replica)
+                everywhere = instance.replicas(table, option)
+                replicas.append(self._replicas(everywhere))
+                arenas = [self._arena(instance.arena_of(one)) for one in everywhere]
+                replica_arenas.append(max(arenas, default=-1))
                 tables.append(table)
                 self.options.append(option)
                 self.layouts.append(_layout(instance, table, option))
         self.table_of: Int = np.array(tables, dtype=np.int64)
-        by_option = np.array(replicas).reshape(len(tables), len(kinds), 1 + self.phases)
+        by_option = np.array(replicas).reshape(len(tables), len(instance.kinds), 1 + self.phases)
         self.replicas = by_option.swapaxes(0, 1)
         self.replica_arena: Int = np.array(replica_arenas, dtype=np.int64)
         columns = np.array(parts, dtype=np.int64).reshape(len(parts), 7).T
@@ -238,7 +232,7 @@ class Formulation:
         return np.asarray(costs)
 
     @property
-    def cheap_options(self) -> npt.NDArray[np.bool_]:
+    def cheap_options(self) -> Bool:
         """Whether each option costs little more than its table's cheapest, shape (options,)."""
         instance = self.instance
         devices = instance.gpus + instance.servers * (instance.server_share - 1)
@@ -295,16 +289,15 @@ class Formulation:
     def _arena(self, arena: object) -> int:
         return self._arenas.setdefault(arena, len(self._arenas))
 
-    def _replica(self, replica: TableShard | None) -> list[Float]:
+    def _replicas(self, replicas: Block) -> list[Float]:
         """Return bytes and seconds on each kind of GPU."""
-        instance = self.instance
-        if replica is None:
-            return [np.zeros(1 + self.phases) for _ in instance.kinds]
-        every = [instance.priced_costs(replica, gpu)[:, 0] for gpu in instance.kinds]
-        return [
-            np.append(costs[BYTES] / self.unit_bytes, costs[PHASES] / self.unit_s)
-            for costs in every
-        ]
+        every = [np.zeros(1 + self.phases) for _ in self.instance.kinds]
+        for replica in replicas:
+            for of_kind, gpu in zip(every, self.instance.kinds, strict=True):
+                costs = self.instance.priced_costs(replica, gpu)[:, 0]
+                of_kind[0] += costs[BYTES] / self.unit_bytes
+                of_kind[1:] += costs[PHASES] / self.unit_s
+        return every
 
     def _parts(
         self, table: int, option: ShardingOption
@@ -370,7 +363,7 @@ def least_of_each(costs: Float, starts: Int, sizes: Int) -> tuple[Float, Int]:
     return least, at[np.searchsorted(at, starts)]
 
 
-def _pins(instance: Instance) -> tuple[npt.NDArray[np.bool_], list[int]]:
+def _pins(instance: Instance) -> tuple[Bool, list[int]]:
     """Return the sets of tables that GPUs may serve, and the number of each GPU's set.
 
     The sets have shape (sets, tables).

@@ -8,12 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from solvers.model.assignment import Assignment
 from solvers.model.instance import Instance, TableShard
-from solvers.model.knapsack import Float
-from solvers.search.branching.formulation import Formulation, Int, Layout
+from solvers.model.knapsack import Bool, Float, Int
+from solvers.search.branching.formulation import Formulation, Layout
 
 _ENOUGH = 1e-4
 """Stop adding options and points if a program's value is this near its bound."""
@@ -58,7 +57,7 @@ class Node:
     # 0.25; empty once tables are cut, or without servers for lack of DRAM.
     undecided: Float = field(compare=False, default_factory=lambda: np.zeros(0))
 
-    def within(self, kept: npt.NDArray[np.bool_]) -> "Node":
+    def within(self, kept: Bool) -> "Node":
         """Return the node with only some of its options, one level deeper."""
         options, extra = self.options[kept], self.extra[kept]
         return replace(self, depth=self.depth - 1, options=options, extra=extra)
@@ -262,9 +261,7 @@ def rounded(
         at = np.flatnonzero(f.table_of[node.options] == table)
         number = int(node.options[at[relaxation.chosen[at].argmax()]])
         option, used = f.options[number], set[int]()
-        replica = instance.replica(table, option)
-        if replica is not None:
-            replicas.append(replica)
+        replicas += instance.replicas(table, option)
         parts = np.flatnonzero(f.option_of == number)
         for shard in instance.shards(table, option):
             if shard.home_gpu is not None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from solvers.model.knapsack import Float
-from solvers.search.branching.formulation import UNITS, Formulation, Int, least_of_each
+from solvers.model.knapsack import Float, Int
+from solvers.search.branching.formulation import UNITS, Formulation, least_of_each
 from solvers.search.branching.nodes import Node, Relaxed, undecided_sides
 from solvers.search.branching.rows import Rows, linear_model
 

@@ -4,12 +4,8 @@ import contextlib
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from solvers.model.knapsack import Float
-from solvers.search.branching.formulation import Int
-
-Flags = npt.NDArray[np.bool_]
+from solvers.model.knapsack import Bool, Float, Int
 
 
 class Rows:
@@ -52,9 +48,7 @@ class Rows:
         return np.bincount(at, values * prices[rows], columns).astype(np.float64)
 
 
-def linear_model(
-    rows: Rows, aim: Float, least: Float, most: Float, kept: tuple[Flags, Flags]
-) -> Any:
+def linear_model(rows: Rows, aim: Float, least: Float, most: Float, kept: tuple[Bool, Bool]) -> Any:
     """Return OR-Tools' model of some rows and columns of a program that minimises its aim.
 
     With scipy it is filled by one sparse matrix; without, entry by entry, which takes a few times

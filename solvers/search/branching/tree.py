@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,19 +48,9 @@ _ARENA_SHARE = 0.2
 _ROUNDED_SHARE = 0.2
 """Share of the time for rounding relaxations."""
 
-
-@dataclass(frozen=True, slots=True)
-class BranchingParams:
-    """Knobs of `branch_and_bound`."""
-
-    # Stop after the first relaxation if the gap is larger: such a plan waits for something outside
-    # the program, such as a host's memory. With 0, always stop there.
-    most_gap: float = 10.0
-    # Up to this many GPUs, decide first how many of them have each arena, if launches take much of
-    # a step.
-    arena_gpus: int = 4
-    programs: int = 25  # Largest number of programs if steps are limited.
-
+_ARENA_GPUS = 4
+"""Up to this many GPUs, decide first how many of them have each arena, if launches take much of a
+step."""
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[Any]]
 """The built-in `map`, or `map` of a pool of threads."""
@@ -97,10 +87,12 @@ class BranchAndBound:
         instance: Instance,
         price_s_per_byte: float,
         clock: Clock,
-        params: BranchingParams,
+        most_gap: float,
+        programs: int,
         before: "BranchAndBound | None" = None,
     ) -> None:
-        self.best, self.clock, self.params = best, clock, params
+        self.best, self.clock = best, clock
+        self.most_gap, self.most_programs = most_gap, programs
         self.roots: list[Node] | None = None
         self.unfinished: Round | None = None
         self.below_s = best.step_time_s
@@ -121,7 +113,7 @@ class BranchAndBound:
         self._order = formulation.heaviest_first()
         launches = float((self.formulation.launches @ self.formulation.members[0]).min())
         self._are_arenas_first = (
-            instance.gpus <= params.arena_gpus and launches >= _ARENA_SHARE * self.limit
+            instance.gpus <= _ARENA_GPUS and launches >= _ARENA_SHARE * self.limit
         )
         # Maps over relaxations, and over nodes that are examined together.
         self._map: Map = map
@@ -144,7 +136,7 @@ class BranchAndBound:
     def spent(self) -> bool:
         """Whether to stop now; once true, it stays so, as parts of nodes may be missing."""
         if not self._is_over:
-            programs = self.clock.repeats and self.programs >= self.params.programs
+            programs = self.clock.repeats and self.programs >= self.most_programs
             self._is_over = self.clock.spent or programs
         return self._is_over
 
@@ -175,7 +167,7 @@ class BranchAndBound:
         self._prove(min((root.bound for root in self.roots), default=math.inf))
         self._gap = gap * _NEARLY  # Meet the gap in spite of rounding.
         known = self.best.step_time_s / self.bound_s - 1 if self.bound_s else math.inf
-        if not self._gap < known <= self.params.most_gap:
+        if not self._gap < known <= self.most_gap:
             return
         may_gain, factor, known_s = True, _GAP_FACTOR, 0.0
         while not self.spent and may_gain:
@@ -215,7 +207,7 @@ class BranchAndBound:
     @property
     def _left(self) -> float:
         """Seconds left, or programs if steps are limited."""
-        return self.params.programs - self.programs if self.clock.repeats else self.clock.left_s
+        return self.most_programs - self.programs if self.clock.repeats else self.clock.left_s
 
     def _prove(self, bound: float) -> None:
         self.bound_s = max(self.bound_s, min(bound, self.limit) * self.unit_s)
@@ -321,7 +313,8 @@ def branch_and_bound(
     *,
     clock: Clock,
     gap: float = 0.0,
-    params: BranchingParams = BranchingParams(),
+    most_gap: float = math.inf,
+    programs: int = 25,
     bounding: Instance | None = None,
     before: BranchAndBound | None = None,
 ) -> BranchAndBound | None:
@@ -331,31 +324,16 @@ def branch_and_bound(
     for problems that are too large.
 
     - `price_s_per_byte`: a first price of HBM, in GPU seconds.
+    - `most_gap`: stop after the first relaxation if the gap is larger. With 0, always stop there.
+    - `programs`: largest number of programs if steps are limited.
     - `bounding`: the problem with more chains of phases, each a lower bound of a step; by default
       the problem of `best`.
     - `before`: an earlier search of the same problem, whose formulation and roots are reused.
-
-    Examples
-    --------
-    >>> from cost_models import Roofline
-    >>> from placer import Problem, Topology
-    >>> from placer.workloads import named_workload
-    >>> from solvers.bounds.lagrangian import lagrangian_bound
-    >>> from solvers.result import Limits
-    >>> from solvers.search.construction import construct
-    >>> machine = Topology.parse("2xh100", hbm="1GiB")
-    >>> instance = Instance(Problem(named_workload("random-2"), machine, 64), Roofline())
-    >>> bound = lagrangian_bound(instance)
-    >>> first = construct(instance, bound, bound.step_time_s)
-    >>> clock = Clock.start(Limits(time_limit_s=60))
-    >>> search = branch_and_bound(first, bound.price_s_per_byte, clock=clock, gap=0.01)
-    >>> first.step_time_s >= search.best.step_time_s >= search.bound_s > instance.fixed_s
-    True
     """
     instance = bounding or best.instance
     if instance.gpus == 1 or best.step_time_s <= 0:
         return None
-    search = BranchAndBound(best, instance, price_s_per_byte, clock, params, before)
+    search = BranchAndBound(best, instance, price_s_per_byte, clock, most_gap, programs, before)
     f = search.formulation
     if not f.is_complete or not 0 < f.points.shape[1] <= _MOST_POINTS:
         return None

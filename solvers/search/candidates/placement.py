@@ -11,11 +11,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Float = npt.NDArray[np.float64]
-Int = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from solvers.model.knapsack import Bool, Float, Int
 
 _NORM, _MOST = 64.0, 1e4
 """Power of the norm of the ranks' times: close to the maximum, and it tells equal ones apart. Times

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from solvers.model.clock import Clock
+from solvers.model.knapsack import Float, Int
 from solvers.result import Limit
-from solvers.search.candidates.placement import Float, Group, Int, Place, Space, State
+from solvers.search.candidates.placement import Group, Place, Space, State
 
 _STEPS = 40
 """Halvings of an interval of prices or times."""

@@ -8,8 +8,8 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Float, costs_of
-from solvers.search.candidates.placement import Bool, Group, ranks_of
+from solvers.model.knapsack import BYTES, DRAM_BYTES, GPU_S, Bool, Float, costs_of
+from solvers.search.candidates.placement import Group, ranks_of
 from solvers.search.candidates.search import search
 
 _ROUNDING_BYTES = 1.0
@@ -71,9 +71,9 @@ def _groups(instance: Instance, block: Sequence[TableShard]) -> Iterator[Group]:
     for option in instance.options_of(tables[0]):
         if option.first_gpu:  # The same shards on the GPUs of another host.
             continue
-        replica = instance.replica(tables[0], option)
-        shards = [replica] * instance.gpus if replica else instance.shards(tables[0], option)
-        span = len(shards) if replica or option.blocked else 1
+        replicas = [*instance.replicas(tables[0], option)] * instance.gpus
+        shards = replicas or instance.shards(tables[0], option)
+        span = len(shards) if replicas or option.blocked else 1
         costs = _at_common_shares(instance, shards)
         yield _group(shards, costs, span, costs, allowed if span == 1 else None)
 
