@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from plan_cases import covers, machine, tables
 
 from placer import Plan, Table
+from placer.errors import CheckpointError
 from placer.plan.fields import RowOrder
 from placer.storage import tensor_rows
 from placer.storage.tensor_rows import TensorRows
 from placer.topology.topology import Topology
-from placer.training.checkpoint import Checkpoint, Position, open_checkpoint
+from placer.training.checkpoint import Checkpoint, Position, latest, open_checkpoint
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 STATE = {
@@ -30,12 +31,20 @@ STATE = {
 
 def load(path: Path) -> Checkpoint:
     """A checkpoint, or the newest complete one in a folder, in memory."""
-    opened = open_checkpoint(path)
-    tensors = {
-        group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
-        for group, held in opened.tensors.items()
-    }
-    return replace(opened, tensors=tensors)
+    while True:
+        chosen = latest(path)
+        try:
+            opened = open_checkpoint(chosen)
+            tensors = {
+                group: {name: TensorRows.of(tensor).whole() for name, tensor in held.items()}
+                for group, held in opened.tensors.items()
+            }
+        except CheckpointError:
+            # A training that runs may have removed it, as there are newer ones.
+            if chosen == path or chosen.exists():
+                raise
+        else:
+            return replace(opened, tensors=tensors)
 
 
 @contextlib.contextmanager

@@ -167,9 +167,13 @@ class Section:
     shown: int | None = None
     order: str = ""
 
+    def columns_in(self, rows: Sequence[Row]) -> list[Column]:
+        """Return the columns with a nonzero value in at least one row; pages call this, too."""
+        return [one for one in self.columns if any(row[one.key] for row in rows)]
+
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         visible = self.rows[: self.shown]
-        columns = [one for one in self.columns if any(row[one.key] for row in visible)]
+        columns = self.columns_in(visible)
         cells = {column.key: [column.cell(row) for row in visible] for column in columns}
         widths = {column.key: column.least_width(cells[column.key]) for column in columns}
         spare = [column for column in columns if column.spare]
