@@ -184,7 +184,43 @@ def test_servers_never_make_a_step_longer(name: str) -> None:
     on_server = replace(moved, shards=(*others, rows))
     assert Roofline().evaluate(problem, on_server).step_time_s > without.step_time_s + 4e-5
     assert result.bound_s is not None
-    assert result.bound_s <= result.step_time_s
+    assert without.bound_s is not None
+    assert result.bound_s <= min(result.step_time_s, without.bound_s * (1 + 1e-9))
+    record = result.plan.solver
+    assert (record.bound_s, record.status) == (result.bound_s, result.termination.reason)
+    assert result.plan.provenance.problem_sha256 == problem.sha256
+
+
+def test_bounds_count_the_latency_of_servers_that_rules_need() -> None:
+    tables = [zipf_table(f"t{n}", 2000 * n, 32, lookups=3.0) for n in range(1, 3)]
+    machine = Topology.parse("2xl4+1xcpu", hbm="1GiB")
+    free = problem_of(*tables, topology=machine, batch_size=512)
+
+    def ruled(*devices: str) -> SolveResult:
+        rules = Constraints.of({"t1": TableRule(devices=devices)})
+        return solved(replace(free, constraints=rules))
+
+    on_server, anywhere, best = ruled("host:1"), ruled("host:0", "host:1"), solved(free)
+    assert on_server.plan is not None
+    assert {one.devices for one in on_server.plan.shards if one.table == "t1"} == {("host:1",)}
+    assert on_server.gap is not None
+    assert on_server.gap < 0.05
+    assert anywhere.step_time_s == best.step_time_s
+    assert anywhere.termination.reason == best.termination.reason == "optimal"
+
+
+def test_bounds_hold_for_plans_without_servers_where_tables_hardly_fit() -> None:
+    """Though these are not searched: a step would take more than most of its time for servers."""
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=3.0) for n in range(4)]
+    machine = Topology.parse("2xl4+1xcpu", hbm="9MiB").with_memory(dram="1MiB")
+    problem = problem_of(*tables, topology=machine, batch_size=64)
+    assert Instance(problem, Roofline()).needs_servers
+    alone = replace(problem, topology=Topology.parse("2xl4", hbm="9MiB").with_memory(dram="1MiB"))
+    without = solved(alone, "greedy-cost")
+    assert without.step_time_s is not None
+    result = solved(problem)
+    assert result.bound_s is not None
+    assert result.bound_s <= without.step_time_s * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

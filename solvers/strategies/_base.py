@@ -55,12 +55,11 @@ class Strategy(ABC):
         self.prepare(limits)
         # Use the model once before the time limit starts: importing TorchRec takes seconds.
         cost_model.sharding_options(problem, 0)
-        if not problem.topology.servers:
-            return self._search(problem, cost_model, limits)
-        begin_s, alone = time.monotonic(), _without_servers(problem, cost_model)
+        begin_s, alone = time.monotonic(), _without_servers(problem)
         if alone is None:
+            return self._search(problem, cost_model, limits)
+        if Instance(problem, cost_model).needs_servers:  # Tables hardly fit without servers.
             served = self._search(problem, cost_model, limits)
-            # A bound of plans whose servers have a part in exchanges.
             bound_s = max(0.0, (served.bound_s or 0.0) - _server_latency_s(problem, cost_model))
             return _joined(problem, limits, served, replace(_NOT_SEARCHED, bound_s=bound_s))
         part_s = limits.spent_s + _ALONE_SHARE * (limits.time_limit_s - limits.spent_s)
@@ -188,16 +187,24 @@ def _result(name: str, search: Search, plan: Plan) -> SolveResult:
 _NOT_SEARCHED = SolveResult(None, Termination("no_plan"))
 
 
-def _without_servers(problem: Problem, cost_model: CostModel) -> Problem | None:
-    """Return the problem without servers; None if tables hardly fit, or if rules name servers."""
+def _without_servers(problem: Problem) -> Problem | None:
+    """Return the problem without its servers; None if it has none, or if rules need them."""
     topology = problem.topology
     servers = {server.id for server in topology.servers}
-    named = (set(rule.devices or ()) for _, rule in problem.constraints.tables)
-    if Instance(problem, cost_model).needs_servers or any(map(servers.intersection, named)):
+    left = [
+        (table, rule, rule.devices and tuple(one for one in rule.devices if one not in servers))
+        for table, rule in problem.constraints.tables
+    ]
+    if not servers or any(devices == () for *_, devices in left):
         return None
+    rules = tuple((table, replace(rule, devices=devices)) for table, rule, devices in left)
     hosts = tuple(host for host in topology.hosts if host.id not in servers)
     links = tuple(link for link in topology.links if not servers & {link.a, link.b})
-    return replace(problem, topology=replace(topology, hosts=hosts, links=links))
+    return replace(
+        problem,
+        topology=replace(topology, hosts=hosts, links=links),
+        constraints=replace(problem.constraints, tables=rules),
+    )
 
 
 def _server_latency_s(problem: Problem, cost_model: CostModel) -> float:
@@ -212,7 +219,7 @@ def _joined(
     problem: Problem, limits: Limits, served: SolveResult, without: SolveResult
 ) -> SolveResult:
     """Return the better of a search with servers and one without, and a bound of both."""
-    best = min(served, without, key=lambda one: one.step_time_s or np.inf)
+    best = min(without, served, key=lambda one: one.step_time_s or np.inf)
     if best.plan is None or best.step_time_s is None:
         return served
     several = (one for one in (served, without) if one.termination.reason != "infeasible")
