@@ -278,6 +278,8 @@ class DriveRecords:
     """
 
     def __init__(self, folder: Path, rows: int, record_bytes: int) -> None:
+        if rows < 0 or record_bytes < 1:
+            raise PlacerError(f"{rows} records of {record_bytes} bytes make no file; give others")
         self.rows, self.record_bytes = rows, record_bytes
         self._file = file = BlockFile(folder, rows, record_bytes)
         self._kept = KeptBlocks(-(-rows // file.per_block), file.block_bytes)
@@ -298,6 +300,10 @@ class DriveRecords:
         `rows`: distinct, int64 ``[n]`` on the CPU, in any order. A block with other rows too is
         read first, unless it is kept in memory. `records`: uint8 ``[n, record_bytes]`` on the CPU.
         """
+        shape = (rows.numel(), self.record_bytes)
+        if records.dtype != torch.uint8 or records.shape != shape:
+            has = f"{records.dtype} {tuple(records.shape)}"
+            raise PlacerError(f"the records to write are {has}; give torch.uint8 {shape}")
         self._move(WRITE, rows, records.numpy())
 
     def _move(self, operation: int, rows: Tensor, records: Array) -> None:
@@ -332,6 +338,9 @@ class _Transfer:
         for row in (*rows[:1], *rows[-1:]):
             if not 0 <= row < file.rows:
                 raise PlacerError(f"{file.folder} has rows 0 to {file.rows - 1}, and not {row}")
+        twice = rows[1:][np.diff(rows) == 0]
+        if twice.size and self._is_write:
+            raise PlacerError(f"row {twice[0]} is to be written twice at once; give it once")
         block_of, self._place = np.divmod(rows, file.per_block)
         self._begins = np.flatnonzero(np.diff(block_of, prepend=-1, append=-1))
         self._blocks = block_of[self._begins[:-1]]

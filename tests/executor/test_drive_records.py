@@ -345,15 +345,21 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rows_that_are_not_there(tmp_path: Path) -> None:
+def test_rows_and_records_that_are_wrong(tmp_path: Path) -> None:
     with opened(tmp_path, 10, 4) as records:
         values = drawn(10, 4)
         records.write(torch.arange(10), values)
         for wrong in (-1, 10):
             with pytest.raises(PlacerError, match=rf"has rows 0 to 9, and not {wrong}"):
                 records.read(torch.tensor([3, wrong]))
+        with pytest.raises(PlacerError, match="row 3 is to be written twice"):
+            records.write(torch.tensor([3, 4, 3]), values[:3])
+        with pytest.raises(PlacerError, match=r"give torch.uint8 \(1, 4\)"):
+            records.write(torch.tensor([3]), values[:1].float())
         assert torch.equal(records.read(torch.tensor([3, 4, 3])), values[[3, 4, 3]])
         assert torch.equal(records.read(torch.arange(10)), values)
+    with pytest.raises(PlacerError, match="0 bytes make no file"):
+        DriveRecords(tmp_path, 10, 0)
 
 
 def test_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
