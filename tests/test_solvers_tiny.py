@@ -188,6 +188,8 @@ def test_servers_never_make_a_step_longer(name: str) -> None:
     assert result.bound_s <= min(result.step_time_s, without.bound_s * (1 + 1e-9))
     record = result.plan.solver
     assert (record.bound_s, record.status) == (result.bound_s, result.termination.reason)
+    assert record.seconds == pytest.approx(result.stats["seconds"], abs=1e-3)
+    assert record.seconds > 0
     assert result.plan.provenance.problem_sha256 == problem.sha256
 
 

@@ -227,11 +227,13 @@ def _joined(
     is_optimal = best.step_time_s <= bound_s * (1 + limits.gap)
     status: Literal["optimal", "feasible"] = "optimal" if is_optimal else "feasible"
     limit = None if is_optimal else served.termination.limit or best.termination.limit
-    record = replace(best.plan.solver, status=status, bound_s=bound_s)
+    seconds = sum(one.stats.get("seconds", 0.0) for one in (served, without))
+    record = replace(best.plan.solver, status=status, bound_s=bound_s, seconds=round(seconds, 3))
     origin = provenance_of(problem)
     plan = replace(best.plan, topology=problem.topology, solver=record, provenance=origin)
     end = replace(best.termination, reason=status, limit=limit)
-    return replace(best, plan=plan, termination=end, bound_s=bound_s)
+    stats = best.stats | {"seconds": seconds}
+    return replace(best, plan=plan, termination=end, bound_s=bound_s, stats=stats)
 
 
 def recorded(plan: Plan, instance: Instance, **record: Any) -> Plan:
