@@ -394,7 +394,7 @@ def test_an_unsteady_machine_is_told() -> None:
 
 def test_too_few_cases_are_refused() -> None:
     few = dataset(first(calibration_cases(TIERED), LEAST_CASES - 1), TIERED)
-    with pytest.raises(PlacerError, match="larger budget"):
+    with pytest.raises(PlacerError, match="run the command again, with a larger budget"):
         calibrate(few)
     assert len(observations(few)) == LEAST_CASES - 1
 

@@ -152,6 +152,11 @@ def test_an_option_without_effect(
     assert said == f"{flag} has no effect without {other}; give {other}, or leave {flag} out"
 
 
+def test_a_replayed_log_has_no_seed(workbench: Workbench) -> None:
+    said = misuse("simulate", workbench.plan, "--data", workbench.parquet, "--seed", "1")
+    assert said == "--seed is for drawn batches; leave it or --data out"
+
+
 def test_values_that_commands_find_wrong(workbench: Workbench) -> None:
     assert "--workload: no workload is called 'nothing'" in misuse("plan", "--workload", "nothing")
     assert "no workload is called 'nothing'" in misuse("workloads", "nothing")

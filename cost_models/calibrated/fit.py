@@ -116,7 +116,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
     if len(observed) < LEAST_CASES:
         raise PlacerError(
             f"{len(observed)} cases are too few to calibrate with, at least {LEAST_CASES} are "
-            "needed; give it a larger budget"
+            "needed; run the command again, with a larger budget if it was not interrupted"
         )
     constants = fit(observed)
     errors = _held_out_errors(observed)
