@@ -275,8 +275,8 @@ class CostModel(Protocol):
     def schedule(self, problem: Problem, *, with_servers: bool = True) -> Schedule:
         """Return the phases of a step and their order; by default `ONE_PHASE`.
 
-        `with_servers`: whether servers, if the machine has any, have a part in exchanges. They have
-        none if they hold no rows.
+        `with_servers`: whether the machine's servers take part in exchanges. Servers without rows
+        take no part.
         """
         return ONE_PHASE
 

@@ -136,7 +136,7 @@ class StepTimer:
         if profile is None:  # Assume that all rows are read equally often.
             alike = (TableProfile(one, AccessCdf.zipf(one.rows, 0.0)) for one in plan.tables)
             profile = Profile(tuple(alike))
-        # In the order of the plan's tables, by whose numbers parts and counts name them.
+        # Parts and counts name tables by their numbers in the plan, so keep its order.
         profile = Profile(tuple(profile[table.name] for table in plan.tables))
         problem = Problem.of_plan(plan, profile)
         require_match(problem, plan)

@@ -51,7 +51,7 @@ class RooflineConstants:
     # lookups, gathering gradients and updating rows.
     lookup_share: float = 0.80
     update_share: float = 0.63
-    # Bytes of a lookup besides its id and its row. Such bytes of its update, besides the sort.
+    # Other bytes of a lookup than its id and its row, and other bytes of its update than the sort.
     lookup_bytes: float = 35.0
     update_bytes: float = 95.0
     # Share of a row's bytes that a lookup reads if the step has read the row before. The GPU's L2

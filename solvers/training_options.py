@@ -137,7 +137,9 @@ class SimulateOptions:
     def check(self) -> None:
         """Raise UsageError if an option lacks another one, or has no effect."""
         if self.logs and self.seed:
-            raise click.UsageError("--seed is for drawn batches; leave it or --data out")
+            raise click.UsageError(
+                "--seed has no effect with --data, as nothing is drawn; leave it out"
+            )
         if self.logs:
             return
         if self.later or self.batches is None:

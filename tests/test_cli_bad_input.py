@@ -154,7 +154,7 @@ def test_an_option_without_effect(
 
 def test_a_replayed_log_has_no_seed(workbench: Workbench) -> None:
     said = misuse("simulate", workbench.plan, "--data", workbench.parquet, "--seed", "1")
-    assert said == "--seed is for drawn batches; leave it or --data out"
+    assert said == "--seed has no effect with --data, as nothing is drawn; leave it out"
 
 
 def test_values_that_commands_find_wrong(workbench: Workbench) -> None:

@@ -129,7 +129,7 @@ def test_a_note_says_so_if_few_texts_are_lists(tmp_path: Path) -> None:
     items = [f"shop {i % 9}" for i in range(100)]
     few = [*items, *["x|y"] * 10]
     log = open_log(written(tmp_path / "few.csv", with_labels(items=few)))
-    assert any("if 'x|y' is one id, remove the separator" in note for note in log.notes)
+    assert any("if 'x|y' is one id, write a schema" in note for note in log.notes)
     for name, sure in {
         "many": [*items, *["x|y"] * 100],
         "closed": ["{a}"] * 99 + ["{a,b}"],

@@ -56,7 +56,9 @@ def test_a_drive_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
     text = SMALL.replace("links:", f"{server}\nlinks:")
     text += '- {a: "host:0", b: network, kind: network, bandwidth: 1GB/s}\n'
     text += '- {a: "host:1", b: network, kind: network, bandwidth: 1GB/s}\n'
-    with pytest.raises(TopologyError, match=r"mine\.yaml: .*host:1 has none: leave its drive out"):
+    with pytest.raises(
+        TopologyError, match=r"mine\.yaml: .*the drive of host:1, a host without GPUs: leave"
+    ):
         Topology.load(write(tmp_path, text))
     assert Topology.load(write(tmp_path, text.replace(", drive: {memory: 1TiB}", ""))).servers
 

@@ -111,7 +111,7 @@ _COLLECTIVES = {"ids": 2, "outputs": 1, "gradients": 1}
 
 
 def schedule_of(problem: Problem, with_servers: bool = True) -> Schedule:
-    """Return the schedule of a problem's pipeline, if servers have a part in exchanges or not.
+    """Return the schedule of a problem's pipeline. `with_servers`: whether servers exchange, too.
 
     The latency of collectives is added to their chains. Dense layers add their own time to every
     step, copies of inputs ahead of the step to the host link, and the sum of their gradients,

@@ -321,7 +321,7 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
             why += '; if they are numbers with decimal commas, say in a schema: decimal = ","'
         elif lists[1] == "text" and 0 < len(several) < _FEW * len(some):
             warns = True
-            why += f"; if {several[0]!r} is one id, remove the separator from a schema (--infer)"
+            why += f"; if {several[0]!r} is one id, write a schema (--infer) without the separator"
         return Decision(name, "sparse", why, separator=lists[0], element=lists[1], warns=warns)
     why = f"texts, {distinct:,} distinct in {values:,}"
     return _unless_it_names_samples(Decision(name, "sparse", why), values, distinct)

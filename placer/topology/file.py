@@ -199,7 +199,7 @@ def machine_in(entries: TopologyFile, default_name: str) -> TopologyFields:
     unused = [host.id for host in machine.hosts if host.drive and host.id not in served]
     if unused:
         raise TopologyError(
-            f"a drive serves the GPUs of its host, and {listed(unused, 3)} has none: leave its "
+            f"no GPU can use the drive of {listed(unused, 3)}, a host without GPUs: leave the "
             "drive out"
         )
     return machine

@@ -91,7 +91,7 @@ class MetricLog(Protocol):
 
 
 class JsonLines:
-    """Writes one JSON object a line to a file (docs/training.md), each before the run goes on.
+    """Writes each metric to a file as a line of JSON, before the run goes on (docs/training.md).
 
     Raises PlacerError if the file cannot be written, or has lines of another kind.
     """

@@ -68,7 +68,7 @@ def priced_costs(curve: CostCurve, prices: Float) -> Float:
 
 
 def _least(points: Float, first: int, second: int) -> int:
-    """Return the number of the point with the least of a row, and of equal ones, of another row."""
+    """Return the point with the least value in row `first`; row `second` decides between ties."""
     least = np.flatnonzero(points[first] == points[first].min())
     return int(least[points[second, least].argmin()])
 

@@ -33,7 +33,7 @@ and 32, plans were 0 to 0.6% faster on six problems, in 0.04 to 0.6 s more."""
 
 _EXACT_TRIALS = 100
 """Try every sharding option exactly if all tables together have at most this many. Beyond that it
-takes up to five times as long as all other moves, and gains less than 1%."""
+takes longer than all other moves, and gains little."""
 
 _ENOUGH = 12
 """Stop looking at other tables once this many sharding options gain."""

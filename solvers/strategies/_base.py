@@ -49,8 +49,8 @@ class Strategy(ABC):
     def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Search to the gap or a limit. See `Solver.solve`.
 
-        Once servers hold rows, they have a part in all exchanges. So if tables fit without servers,
-        a part of the time is for plans that do without.
+        Servers that hold rows take part in all exchanges, which adds latency to each step. So if
+        tables fit without servers, some of the time goes to plans without rows on servers.
         """
         self.prepare(limits)
         # Use the model once before the time limit starts: importing TorchRec takes seconds.
@@ -208,7 +208,7 @@ def _without_servers(problem: Problem) -> Problem | None:
 
 
 def _server_latency_s(problem: Problem, cost_model: CostModel) -> float:
-    """Return the most seconds that servers add to a step by their part in exchanges."""
+    """Return the most seconds that a step takes longer if servers take part in exchanges."""
     if not problem.topology.servers:
         return 0.0
     both = (cost_model.schedule(problem, with_servers=has).fixed for has in (True, False))

@@ -154,7 +154,8 @@ class OpenCalls:
 
     def __init__(self, collected: list[Call]) -> None:
         self._collected = collected
-        self._calls: WeakValueDictionary[int, Call] = WeakValueDictionary()  # By step, rising.
+        # By step, the oldest first.
+        self._calls: WeakValueDictionary[int, Call] = WeakValueDictionary()
         self._steps = 0
 
     def steps(self) -> int:

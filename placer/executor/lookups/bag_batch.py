@@ -206,7 +206,7 @@ class BagBatch:
 
 
 def _check_feature(name: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
-    """Raise if a feature's tensors do not fit together, which joining them would hide."""
+    """Raise if a feature's tensors do not fit together. Joined features would not show it."""
     if ids.dim() != 1:
         raise DataError(
             f"feature {name!r}: ids are a vector, not of shape {tuple(ids.shape)}; flatten them, "
