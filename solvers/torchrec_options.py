@@ -6,7 +6,7 @@ needs torchrec.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
 from cost_models.torchrec.estimates import Many
-from placer.adapters.torchrec.sharding import even_blocks
 from solvers.model.knapsack import Float
 from solvers.search.candidates.placement import Group
 
@@ -53,10 +52,11 @@ def candidates_of(
     tables: dict[str, list[TorchRecOption]] = {option.fqn: [] for option in options}
     for option in options:
         tables[option.fqn].append(option)
-    distinct = [one for own in tables.values() for one in _without_doubles(own, local_ranks)]
-    estimated = _with_factors([o for o in distinct if has_free_load_factor(o)], estimate)
+    # Of options that cost the same, `Group.worthwhile` keeps the first.
+    ordered = [own for table in tables.values() for own in sorted(table, key=_simpler_first)]
+    estimated = _with_factors([o for o in ordered if has_free_load_factor(o)], estimate)
     shapes: dict[tuple[Any, ...], list[Candidates]] = defaultdict(list)
-    for option in distinct:
+    for option in ordered:
         placed = _units_of(option, ranks, local_ranks)
         if placed is not None:
             own = estimated.get(id(option), option)
@@ -97,34 +97,12 @@ def has_free_load_factor(option: TorchRecOption) -> bool:
     )
 
 
-def with_load_factor(option: TorchRecOption, factor: Any) -> TorchRecOption:
-    """Return a copy of an option with another load factor, without new estimates."""
+def with_load_factor(option: TorchRecOption, factor: float | None) -> TorchRecOption:
+    """Return a copy of an option, with a load factor unless it is None, without new estimates."""
     changed = copy.deepcopy(option)
-    changed.cache_params = replace(changed.cache_params, load_factor=factor)
+    if factor is not None:
+        changed.cache_params = replace(changed.cache_params, load_factor=factor)
     return changed
-
-
-def _without_doubles(options: Iterable[TorchRecOption], local_ranks: int) -> list[TorchRecOption]:
-    """Return options without duplicates that have another name and less freedom.
-
-    On one host, ``table_row_wise`` equals ``row_wise``. One column slice equals the whole table.
-    """
-    seen: set[tuple[object, ...]] = set()
-    kept = []
-    order = {"table_wise": 0, "row_wise": 1, "column_wise": 2}
-    for option in sorted(options, key=lambda o: order.get(o.sharding_type, 3)):
-        key = (
-            option.compute_kernel,
-            option.dependency if option.partition_by == PartitionByType.HOST.value else None,
-            tuple(
-                (tuple(s.size), tuple(s.offset), s.perf.total, s.storage.hbm, s.storage.ddr)
-                for s in option.shards
-            ),
-        )
-        if key not in seen:
-            seen.add(key)
-            kept.append(option)
-    return kept
 
 
 def _with_factors(
@@ -137,15 +115,17 @@ def _with_factors(
     """
     many = [_of_shards_of_each_size(option) for option in options]
     # Estimate one option of each sharding type with one factor as well, to check the array.
-    first = {option.sharding_type: at for at, option in reversed([*enumerate(options)])}
-    single = {at: with_load_factor(options[at], float(LOAD_FACTORS[-1])) for at in first.values()}
+    checked = {
+        option.sharding_type: (with_load_factor(option, float(LOAD_FACTORS[-1])), own)
+        for option, own in zip(options, many, strict=True)
+    }
     try:
         estimate(many)
-        estimate([*single.values()])
+        estimate([one for one, _ in checked.values()])
         agrees = all(
-            np.allclose(own[-1:], theirs)
-            for at, one in single.items()
-            for own, theirs in zip(_arrays(one, many[at]), _arrays(one, one), strict=True)
+            np.allclose(ours[-1:], theirs)
+            for one, own in checked.values()
+            for ours, theirs in zip(_arrays(one, own), _arrays(one, one), strict=True)
         )
     except Exception:  # A user's estimator may raise anything for arrays.
         agrees = False
@@ -164,6 +144,11 @@ def _of_shards_of_each_size(option: TorchRecOption) -> TorchRecOption:
     return changed
 
 
+def _simpler_first(option: TorchRecOption) -> int:
+    kinds = ["table_wise", "row_wise", "column_wise", option.sharding_type]
+    return kinds.index(option.sharding_type)
+
+
 def _units_of(
     option: TorchRecOption, ranks: int, local_ranks: int
 ) -> tuple[int, int, bool, bool] | None:
@@ -175,10 +160,13 @@ def _units_of(
         if shards % local_ranks or (shards != local_ranks and by == PartitionByType.HOST.value):
             return None
         return local_ranks, shards // local_ranks, False, False
-    distinct = option.compute_kernel == _KEY_VALUE and option.sharding_type == "column_wise"
+    several = shards > 1
+    distinct = (
+        several and option.compute_kernel == _KEY_VALUE and option.sharding_type == "column_wise"
+    )
     if distinct and shards > ranks:
         return None
-    return 1, shards, by == PartitionByType.HOST.value, distinct
+    return 1, shards, several and by == PartitionByType.HOST.value, distinct
 
 
 def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, Float]:
@@ -186,10 +174,9 @@ def _arrays(option: TorchRecOption, estimated: TorchRecOption) -> tuple[Float, F
 
     Shards take the estimates of the shard of `estimated` with the same size.
     """
-    alike = estimated.shards
-    if estimated is not option:
-        by_size = {tuple(shard.size): shard for shard in estimated.shards}
-        alike = [by_size[tuple(shard.size)] for shard in option.shards]
+    by_size = {tuple(shard.size): shard for shard in estimated.shards}
+    own = estimated is option
+    alike = option.shards if own else [by_size[tuple(shard.size)] for shard in option.shards]
     count = np.size(estimated.cache_params.load_factor) if estimated.cache_params else 1
     seconds = np.empty((count, len(alike)))
     tier_bytes = np.empty((count, len(alike), len(TIERS)))
@@ -206,50 +193,21 @@ def trainable(options: Sequence[TorchRecOption], *, replicate: bool = True) -> l
     TorchRec leaves replicas to the optimizer of the dense layers. So unless `replicate`, leave out
     replicas of tables with an optimizer in the backward pass.
     """
-    kept = {
-        id(option)
-        for option in options
-        if not is_trained_wrong(option) and (replicate or not is_replica_of_fused(option))
-    }
-    tables = {option.fqn for option in options if id(option) in kept}
-    return [o for o in options if id(o) in kept or o.fqn not in tables]
+
+    def is_right(option: TorchRecOption) -> bool:
+        return not is_trained_wrong(option) and (replicate or not is_replica_of_fused(option))
+
+    tables = {option.fqn for option in options if is_right(option)}
+    return [option for option in options if is_right(option) or option.fqn not in tables]
 
 
 def is_trained_wrong(option: TorchRecOption) -> bool:
-    """Return whether TorchRec cannot train an option, or may train it wrong.
+    """Return whether a shard has no rows.
 
-    With uneven row blocks, TorchRec reads row 0 for ids beyond a block. Its kernels fail on a rank
-    with an empty block, unless the rank also serves another table, which depends on the whole plan.
+    TorchRec's kernels fail on its rank, unless the rank also serves another table, which depends on
+    the whole plan.
     """
-    return _is_uneven(option) or any(not shard.size[0] for shard in option.shards)
-
-
-def _is_uneven(option: TorchRecOption) -> bool:
-    """Return whether row blocks differ from the even blocks that TorchRec can train."""
-    first = option.shards[0].offset[1]
-    rows = [shard.size[0] for shard in option.shards if shard.offset[1] == first]
-    return rows != [stop - start for start, stop in even_blocks(sum(rows), len(rows))]
-
-
-def with_even_blocks(
-    options: Sequence[TorchRecOption], estimate: Callable[[list[TorchRecOption]], None]
-) -> list[TorchRecOption]:
-    """Return the options, with even row blocks in all ``row_wise`` options.
-
-    If ranks differ in memory, TorchRec's enumerator makes blocks in proportion to their memory.
-    """
-    evened = {}
-    for option in options:
-        if option.sharding_type == "row_wise" and _is_uneven(option):
-            changed = evened[id(option)] = copy.copy(option)
-            blocks = even_blocks(sum(s.size[0] for s in option.shards), len(option.shards))
-            changed.shards = [
-                TorchRecShard(size=[stop - start, s.size[1]], offset=[start, s.offset[1]])
-                for s, (start, stop) in zip(option.shards, blocks, strict=True)
-            ]
-    if evened:
-        estimate([*evened.values()])
-    return [evened.get(id(option), option) for option in options]
+    return any(not shard.size[0] for shard in option.shards)
 
 
 def is_replica_of_fused(option: TorchRecOption) -> bool:

@@ -3,7 +3,6 @@
 TorchRec's proposers choose options, and its partitioner assigns ranks. Here, one search does both.
 """
 
-import copy
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,6 @@ from solvers.torchrec_options import (
     is_replica_of_fused,
     is_trained_wrong,
     trainable,
-    with_even_blocks,
     with_load_factor,
 )
 
@@ -63,31 +61,38 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
     def load(self, search_space: list[TorchRecOption], enumerator: Any = None) -> None:
         """Take a search space. See TorchRec's `Proposer`."""
         self._estimate = enumerator.populate_estimates
-        space = list(search_space)
-        if self.only_trainable:
-            even = with_even_blocks(space, self._estimate)
-            space = trainable(even, replicate=self.replicate)
-        self.space = [self._with_statistics(option) for option in space]
-        self.found, self._is_proposed = None, False
         # If there is no plan, TorchRec checks with the options of least memory whether the memory
         # is too small.
         by_memory = attrgetter("total_storage.hbm", "total_storage.ddr")
         falling = sorted(search_space, key=by_memory, reverse=True)
         self._least = list({option.fqn: option for option in falling}.values())
+        self.space = list(search_space)
+        if self.only_trainable:
+            self.space = trainable(search_space, replicate=self.replicate)
+        self._add_statistics()
+        self.found, self._is_proposed = None, False
         if self.is_first:
-            # TorchRec's planner passes the same list to the proposers after this one.
-            search_space[:] = self._with_usual_factors()
+            # TorchRec's planner passes the same list to the proposers after this one. Without a
+            # load factor, misses of caches cost no time.
+            search_space[:] = [
+                with_load_factor(one, UVM_CACHING_RATIO if has_free_load_factor(one) else None)
+                for one in self.space
+            ]
+            self._estimate(search_space)
 
-    def _with_usual_factors(self) -> list[TorchRecOption]:
-        """Return the search space with a load factor for each cache, so that misses cost time."""
-        usual = {
-            id(option): with_load_factor(option, UVM_CACHING_RATIO)
-            for option in self.space
-            if has_free_load_factor(option)
-        }
-        if usual:
-            self._estimate([*usual.values()])
-        return [usual.get(id(option), option) for option in self.space]
+    def _add_statistics(self) -> None:
+        """Add the profile's statistics to cached options without any."""
+        names = self.profile.table_names if self.profile is not None else ()
+        changed = []
+        for option in self.space:
+            params = option.cache_params or CacheParams()
+            is_cached = option.compute_kernel == "fused_uvm_caching"
+            if is_cached and params.stats is None and option.name in names:
+                samples = option.batch_size * self.ranks
+                stats = ProfileCacheStatistics(self.profile[option.name], samples)
+                option.cache_params = replace(params, stats=stats)
+                changed.append(option)
+        self._estimate(changed)
 
     def propose(self) -> list[TorchRecOption] | None:
         """Propose the option of least memory for each table, once."""
@@ -116,8 +121,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
             [[max(0, getattr(device.storage, tier)) for tier in TIERS] for device in devices],
             dtype=np.float64,
         )
-        local = getattr(storage_constraint, "intra_group_size", storage_constraint.local_world_size)
-        local_ranks = min(int(local), len(devices))
+        local_ranks = min(int(storage_constraint.intra_group_size), len(devices))
         tables = candidates_of(self.space, self._estimate, len(devices), local_ranks, memory)
         self._require_candidates(tables, int(memory[:, 0].max()))
         # Tables of one tower must be together.
@@ -149,40 +153,16 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
 
     def _placed(self, state: State) -> list[TorchRecOption]:
         """Return the options of a state with ranks, in the order of tables."""
-        placed, changed = [], []
+        placed = []
         for table in sorted(state.places):
             place, group = state.places[table], state.group(table)
-            option, factor = group.sources[place.candidate]
-            if factor is None:
-                option = copy.deepcopy(option)
-            else:
-                option = with_load_factor(option, factor)
-                changed.append(option)
+            option = with_load_factor(*group.sources[place.candidate])
             ranks = ranks_of(group, place.slots).ravel().tolist()
             for shard, rank in zip(option.shards, ranks, strict=True):
                 shard.rank = rank
             placed.append(option)
-        if changed:
-            self._estimate(changed)
+        self._estimate(placed)
         return placed
-
-    def _with_statistics(self, option: TorchRecOption) -> TorchRecOption:
-        """Return the option; add the profile's statistics to a cached option without any."""
-        params = option.cache_params or CacheParams()
-        if (
-            self.profile is None
-            or params.stats is not None
-            or option.compute_kernel != "fused_uvm_caching"
-            or option.name not in self.profile.table_names
-        ):
-            return option
-        changed = copy.deepcopy(option)
-        samples = option.batch_size * self.ranks
-        stats = ProfileCacheStatistics(self.profile[option.name], samples)
-        changed.cache_params = replace(params, stats=stats)
-        if not has_free_load_factor(changed):
-            self._estimate([changed])
-        return changed
 
 
 def _no_plan(message: str) -> PlannerError:
@@ -240,6 +220,8 @@ class PlacerPlanner(EmbeddingShardingPlanner):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        # Row blocks in proportion to ranks' memory, which TorchRec trains wrong, become even.
+        self._enumerator._device_memory_sizes = None
         limit_s = self._timeout_seconds = self._timeout_seconds or DEFAULT_TIME_LIMIT_S
         others = self._proposers
         given = options.get("proposer") or any(args[_PROPOSER : _PROPOSER + 1])
