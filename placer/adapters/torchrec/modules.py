@@ -114,17 +114,9 @@ class _Reading(NamedTuple):
     """How a feature reads a table: its parts, empty if it is whole, and names of their outputs."""
 
     feature: str
-    table: str
+    config: Any
     parts: tuple[Part, ...]
     outputs: list[str]
-    mean: bool
-
-
-class _Chosen(NamedTuple):
-    """A feature's lookups: the lengths of bags, and for each part the mask of its lookups."""
-
-    lengths: Tensor
-    masks: list[Tensor]
 
 
 class SplitCollection(nn.Module):
@@ -150,7 +142,7 @@ class SplitCollection(nn.Module):
     ) -> None:
         super().__init__()
         self.pooled, configs, weights = _contents(collection)
-        weighted = self.pooled and collection.is_weighted()
+        more = (collection.is_weighted(),) if self.pooled else ()
         if not self.pooled and collection.need_indices():
             raise PlanMismatchError(
                 "an EmbeddingCollection that returns its indices would return ranks; its tables "
@@ -161,76 +153,72 @@ class SplitCollection(nn.Module):
         self._orders: dict[tuple[str, torch.device], RankOrder] = {}
         self._names = [n for own in get_embedding_names_by_table(configs) for n in own]
         self._widths = [c.embedding_dim for c in configs for _ in c.feature_names]
-        split: list[Any] = []
-        for config in configs:
-            mean = self.pooled and config.pooling == PoolingType.MEAN
-            if config.name in self.parts:
-                _require_splittable(config.name, weights[config.name], mean and weighted)
-                split += [_part_config(config, p, self.pooled) for p in self.parts[config.name]]
-            else:
-                split.append(replace(config))
-        device = next(collection.parameters()).device
-        if self.pooled:
-            self.placed_tables = EmbeddingBagCollection(split, weighted, device)
-        else:
-            self.placed_tables = EmbeddingCollection(split, device)
-        names = zip(split, get_embedding_names_by_table(split), strict=True)
-        names_of = {config.name: own for config, own in names}
-        self._readings = []
+        placed: list[Any] = []
         for config in configs:
             own = self.parts.get(config.name, ())
-            mean = bool(own) and self.pooled and config.pooling == PoolingType.MEAN
-            outputs = zip(*(names_of[p.name] for p in own or (config,)), strict=True)
-            for feature, of_parts in zip(config.feature_names, outputs, strict=True):
-                self._readings.append(_Reading(feature, config.name, own, [*of_parts], mean))
+            if own and any(more) and config.pooling == PoolingType.MEAN:
+                raise PlanMismatchError(
+                    f"table {config.name!r} is weighted and pooled by mean; it cannot be split"
+                )
+            if own and getattr(weights[config.name].weight, "_optimizer_classes", None):
+                raise PlanMismatchError(
+                    f"table {config.name!r} has an optimizer in its backward pass already; split "
+                    "tables before apply_optimizer_in_backward"
+                )
+            placed += [_part_config(config, part, self.pooled) for part in own] or [config]
+        make = EmbeddingBagCollection if self.pooled else EmbeddingCollection
+        self.placed_tables = make(placed, *more, device=next(collection.parameters()).device)
+        names = zip(placed, get_embedding_names_by_table(placed), strict=True)
+        names_of = {config.name: own for config, own in names}
+        self._readings = [
+            _Reading(feature, config, own, outputs)
+            for config in configs
+            for own in [self.parts.get(config.name, ())]
+            for feature, *outputs in zip(
+                config.feature_names,
+                *(names_of[part.name] for part in own or [config]),
+                strict=True,
+            )
+        ]
 
     def forward(self, features: KeyedJaggedTensor) -> Any:
         """Return what the original collection returns for these features."""
         if features.variable_stride_per_key():
             raise PlanMismatchError("split tables take batches of one size for all features")
-        taken, chosen = self._remap(features)
-        outputs = self.placed_tables(taken)
-        if self.pooled:
-            return self._pooled(outputs.to_dict(), chosen)
-        return self._unpooled(outputs, chosen)
-
-    def _remap(self, features: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, list[_Chosen]]:
-        """Return the features for `placed_tables`, and the lookups of each reading by part."""
         inputs = features.to_dict()
-        columns: dict[str, tuple[Tensor, Tensor, Tensor | None]] = {}
-        chosen: list[_Chosen] = []
-        for reading in self._readings:
-            own = inputs[reading.feature]
-            ids, lengths, weights = own.values(), own.lengths(), own.weights_or_none()
-            masks: list[Tensor] = []
-            chosen.append(_Chosen(lengths, masks))
-            if not reading.parts:
-                columns[reading.feature] = ids, lengths, weights
+        taken: dict[str, JaggedTensor] = {}
+        masks: list[list[Tensor]] = []  # For each reading and part, which lookups it has.
+        for feature, config, parts, _ in self._readings:
+            masks.append([])
+            if not parts:
+                taken[feature] = inputs[feature]
                 continue
-            ranks = self._ranks_of(reading.table, ids)
-            bag = torch.repeat_interleave(
-                torch.arange(lengths.numel(), device=lengths.device), lengths
-            )
-            for part in reading.parts:
+            ids, lengths = inputs[feature].values(), inputs[feature].lengths()
+            weights = inputs[feature].weights_or_none()
+            ranks = self._ranks_of(config.name, ids)
+            bags = torch.arange(lengths.numel(), device=lengths.device)
+            bag = torch.repeat_interleave(bags, lengths)
+            for part in parts:
                 mask = (ranks >= part.start) & (ranks < part.stop)
-                own_lengths = torch.zeros_like(lengths)
-                own_lengths.index_add_(0, bag, mask.to(lengths.dtype))
-                columns[_feature_of(reading.feature, part)] = (
+                taken[_feature_of(feature, part)] = JaggedTensor(
                     (ranks[mask] - part.start).to(ids.dtype),
-                    own_lengths,
                     None if weights is None else weights[mask],
+                    torch.zeros_like(lengths).index_add_(0, bag, mask.to(lengths.dtype)),
                 )
-                masks.append(mask)
-        weights_of = [weights for _, _, weights in columns.values() if weights is not None]
-        return (
-            KeyedJaggedTensor(
-                keys=list(columns),
-                values=torch.cat([values for values, _, _ in columns.values()]),
-                lengths=torch.cat([lengths for _, lengths, _ in columns.values()]),
-                weights=torch.cat(weights_of) if weights_of else None,
-            ),
-            chosen,
-        )
+                masks[-1].append(mask)
+        outputs = self.placed_tables(KeyedJaggedTensor.from_jt_dict(taken))
+        if self.pooled:
+            return self._pooled(outputs.to_dict(), inputs)
+        rows = {}
+        for name, reading, own in zip(self._names, self._readings, masks, strict=True):
+            results = [outputs[output] for output in reading.outputs]
+            if not own:
+                (rows[name],) = results
+                continue
+            order = torch.cat([mask.nonzero().squeeze(1) for mask in own]).argsort()
+            values = torch.cat([part.values() for part in results])[order]
+            rows[name] = JaggedTensor(values, lengths=inputs[reading.feature].lengths())
+        return rows
 
     def _ranks_of(self, table: str, ids: Tensor) -> Tensor:
         listed, key = self.ranks[table].listed, (table, ids.device)
@@ -241,43 +229,17 @@ class SplitCollection(nn.Module):
             self._orders[key] = RankOrder.of(listed, rows, ids.device)
         return self._orders[key].ranks_of(ids)
 
-    def _pooled(self, outputs: Mapping[str, Tensor], chosen: Sequence[_Chosen]) -> KeyedTensor:
+    def _pooled(
+        self, outputs: Mapping[str, Tensor], inputs: Mapping[str, JaggedTensor]
+    ) -> KeyedTensor:
         columns = []
-        for reading, own in zip(self._readings, chosen, strict=True):
-            total = torch.stack([outputs[name] for name in reading.outputs]).sum(0)
-            if reading.mean:
-                lengths = own.lengths.clamp(min=1)
+        for feature, config, parts, names in self._readings:
+            total = torch.stack([outputs[name] for name in names]).sum(0)
+            if parts and config.pooling == PoolingType.MEAN:
+                lengths = inputs[feature].lengths().clamp(min=1)
                 total = total / lengths.unsqueeze(1).to(total.dtype)
             columns.append(total)
-        return KeyedTensor(
-            keys=self._names, length_per_key=self._widths, values=torch.cat(columns, dim=1)
-        )
-
-    def _unpooled(
-        self, outputs: Mapping[str, JaggedTensor], chosen: Sequence[_Chosen]
-    ) -> dict[str, JaggedTensor]:
-        rows = {}
-        for name, reading, own in zip(self._names, self._readings, chosen, strict=True):
-            results = [outputs[output] for output in reading.outputs]
-            if not reading.parts:
-                (rows[name],) = results
-                continue
-            order = torch.cat([mask.nonzero().squeeze(1) for mask in own.masks])
-            values = torch.cat([part.values() for part in results])
-            rows[name] = JaggedTensor(values=values[order.argsort()], lengths=own.lengths)
-        return rows
-
-
-def _require_splittable(name: str, table: Any, weighted_mean: bool) -> None:
-    if weighted_mean:
-        raise PlanMismatchError(
-            f"table {name!r} is weighted and pooled by mean; it cannot be split"
-        )
-    if getattr(table.weight, "_optimizer_classes", None):
-        raise PlanMismatchError(
-            f"table {name!r} has an optimizer in its backward pass already; split tables before "
-            "apply_optimizer_in_backward"
-        )
+        return KeyedTensor(self._names, self._widths, torch.cat(columns, dim=1))
 
 
 def _part_config(config: Any, part: Part, pooled: bool) -> Any:
@@ -285,7 +247,7 @@ def _part_config(config: Any, part: Part, pooled: bool) -> Any:
     return replace(
         config,
         name=part.name,
-        num_embeddings=max(1, part.stop - part.start),
+        num_embeddings=part.stop - part.start,
         feature_names=[_feature_of(feature, part) for feature in config.feature_names],
         weight_init_min=config.get_weight_init_min(),
         weight_init_max=config.get_weight_init_max(),
