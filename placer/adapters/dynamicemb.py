@@ -7,7 +7,7 @@ NVIDIA/recsys-examples, corelib/dynamicemb (dynamicemb_config.py at commit 00797
 from typing import Any
 
 from placer.adapters.torchrec import document
-from placer.adapters.torchrec.sharding import row_wise_shards, with_even_growing
+from placer.adapters.torchrec.sharding import with_even_growing
 from placer.errors import PlanMismatchError
 from placer.plan.plan import Plan
 
@@ -27,11 +27,11 @@ def table_options(plan: Plan, **options: Any) -> dict[str, Any]:
     """
     if not plan.growing:
         raise PlanMismatchError("no table of the plan grows; export it to torchrec")
-    plan = with_even_growing(plan, "dynamicemb")
+    plan = with_even_growing(plan, "dynamicemb", ttl=0)
     tables = {}
     for name, how in plan.growing.items():
         table = plan.tables_by_name[name]
-        shards = row_wise_shards(plan, name, "dynamicemb", ttl=0)
+        shards = plan.shards_by_table[name]
         if any(shard.memory == "ssd" or shard.lookup == "host" for shard in shards):
             raise PlanMismatchError(
                 f"table {name!r} grows, and dynamicemb has its rows in HBM or the host's memory, "

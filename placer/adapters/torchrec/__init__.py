@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         merge_optimizer_state_dict as merge_optimizer_state_dict,
     )
     from placer.adapters.torchrec.split import merge_state_dict as merge_state_dict
-    from placer.adapters.torchrec.split import split_state_dict as split_state_dict
     from placer.adapters.torchrec.split import split_tables as split_tables
 
 __getattr__, __all__ = lazy_exports(__name__)

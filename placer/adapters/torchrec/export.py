@@ -1,6 +1,6 @@
 """Check a plan against a model, and convert it to TorchRec's `ShardingPlan`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 from placer.adapters.torchrec.sharding import (
@@ -13,6 +13,7 @@ from placer.adapters.torchrec.sharding import (
 from placer.errors import BackendError, PlanMismatchError
 from placer.plan.plan import Plan
 from placer.plan.verify import refuse_growing, verify
+from placer.tables import Table
 
 if TYPE_CHECKING:
     from placer.adapters.torchrec.modules import TableOfModel
@@ -66,7 +67,14 @@ def to_sharding_plan(
     parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
     _require_ranks(plan, env, parts)
     tables = tables_of(module)
-    _require_tables(parts, tables)
+    for part in parts:
+        if part.remapped and part.source in tables:
+            raise PlanMismatchError(
+                f"table {part.source!r} is in the plan as {part.name!r}, in the order of a "
+                "profile: call split_tables(module, plan) first"
+            )
+    planned = {part.name: part.table for part in parts}
+    require_tables(planned, tables, tables.keys() - planned)
     _require_rows(parts, {name: own.path for name, own in tables.items()}, prefetch_pipeline)
     modules: dict[str, Any] = {}
     if device is None:
@@ -101,7 +109,8 @@ def document(
     placement.
     """
     growing = plan.growing
-    plan = with_fixed_rows(with_even_growing(plan, "TorchRec"))
+    has = {"eviction": "lru", "admission": 1, "ttl": 0}
+    plan = with_fixed_rows(with_even_growing(plan, "TorchRec's MPZCH", **has))
     tables: dict[str, Any] = {}
     remapped: dict[str, Any] = {}
     parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
@@ -162,34 +171,26 @@ def _require_ranks(plan: Plan, env: Any, parts: Iterable[Part]) -> None:
         )
 
 
-def _require_tables(parts: Iterable[Part], tables: "Mapping[str, TableOfModel]") -> None:
-    """Raise unless the model's tables are exactly those of the parts.
+def require_tables(
+    planned: Mapping[str, Table], tables: "Mapping[str, TableOfModel]", unplanned: Set[str] = set()
+) -> None:
+    """Raise unless the model has the planned tables, in the planned shapes, and none is unplanned.
 
     TorchRec would fail with a KeyError or an assertion at a table that its plan lacks.
     """
-    expected = {part.name: part for part in parts}
     faults = []
-    for name, part in expected.items():
-        if name in tables:
-            own, config = part.table, tables[name].config
-            shape = (config.num_embeddings, config.embedding_dim)
-            if shape != (max(1, own.rows), own.dim):
-                faults.append(
-                    f"{name!r} is {own.rows} × {own.dim} in the plan but {shape[0]} × {shape[1]} "
-                    "in the model"
-                )
-        elif part.remapped and part.source in tables:
-            faults.append(
-                f"{part.source!r} is in the plan as {name!r}, in the order of a profile: call "
-                "split_tables(module, plan) first"
-            )
-        else:
+    for name, own in planned.items():
+        if name not in tables:
             faults.append(f"{name!r} is in the plan but not in the model")
-    sources = {part.source for part in expected.values()}
+            continue
+        config = tables[name].config
+        if (config.num_embeddings, config.embedding_dim) != (max(1, own.rows), own.dim):
+            shape = f"{config.num_embeddings} × {config.embedding_dim}"
+            faults.append(
+                f"{name!r} is {own.rows} × {own.dim} in the plan but {shape} in the model"
+            )
     faults += [
-        f"{name!r} is in the model but not in the plan"
-        for name in tables
-        if name not in expected and name not in sources
+        f"{name!r} is in the model but not in the plan" for name in tables if name in unplanned
     ]
     if faults:
         raise PlanMismatchError(

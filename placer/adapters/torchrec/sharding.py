@@ -298,90 +298,74 @@ def _part(
     return Part(name, own, table.name, start, stop, sharding_of(plan.topology, own, moved))
 
 
-def with_even_growing(plan: Plan, trainer: str) -> Plan:
-    """Return the plan with each growing table's rows spread evenly over all GPUs.
+def with_even_growing(plan: Plan, trainer: str, **has: Any) -> Plan:
+    """Return the plan with each growing table's rows spread evenly over all GPUs, in their order.
 
-    TorchRec and dynamicemb support no other placement of these tables. A warning names the tables
-    that are moved. Tables whose rows are read in several ways, or by hosts, stay as they are.
-    Raises PlanError or CapacityError if the plan is not sound, before or after.
+    TorchRec and dynamicemb support no other placement of these tables, of which rows have no fixed
+    ids: all shards of as many rows are alike. A warning names the tables that are moved. `has`
+    names properties of `plan.growing[table]` and the only values that `trainer` supports.
+
+    Raises PlanMismatchError if a table has other values, or its rows are read in several ways or by
+    hosts. Raises PlanError or CapacityError if the plan is not sound, before or after.
     """
     verify(plan)
-    gpus, shards = [gpu.id for gpu in plan.topology.gpus], list(plan.shards)
-    moved = []
+    gpus, moved = [gpu.id for gpu in plan.topology.gpus], []
+    shards = [shard for shard in plan.shards if shard.table not in plan.growing]
     for name, how in plan.growing.items():
+        for rule, value in has.items():
+            if getattr(how, rule) != value:
+                raise PlanMismatchError(
+                    f"table {name!r} grows with {rule} {getattr(how, rule)}, which {trainer} does "
+                    f"not have; set it to {value} in the plan, and run `placer verify --seal`"
+                )
+        dim, most = plan.tables_by_name[name].dim, -(-how.rows // len(gpus))
         held = [shard for shard in plan.shards_by_table[name] if shard.row_count]
-        ways = {(shard.memory, shard.lookup, shard.dtype) for shard in held}
-        if len(ways) > 1 or held[0].lookup == "host" or _is_even(plan, held):
+        own = {shard.devices: shard for shard in held if shard.width == dim}
+        is_even = len(held) == len(gpus) and all(shard.row_count <= most for shard in held)
+        if is_even and own.keys() == {(gpu,) for gpu in gpus}:
+            shards += [own[(gpu,)] for gpu in gpus]
             continue
+        ways = {(shard.memory, shard.lookup, shard.dtype) for shard in held}
+        if len(ways) > 1 or held[0].lookup == "host":
+            raise PlanMismatchError(
+                f"table {name!r} grows, and {trainer} has as many rows of such a table on each of "
+                f"the {len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on the "
+                "i-th, from 0, in the plan, and run `placer verify --seal`"
+            )
         moved.append(name)
         even = replace(
             held[0],
-            cols=(0, plan.tables_by_name[name].dim),
+            cols=(0, dim),
             cache_rows=-(-sum(shard.cache_rows for shard in held) // len(gpus)),
             staging_rows=-(-sum(shard.staging_rows for shard in held) // len(gpus)),
             buffer_bytes=sum(shard.buffer_bytes for shard in held),
         )
-        shards = [shard for shard in shards if shard.table != name] + [
+        shards += [
             replace(even, rows=(number, how.rows, len(gpus)), devices=(gpu,))
             for number, gpu in enumerate(gpus)
         ]
-    if not moved:
-        return plan
-    words = f"are spread evenly over {counted(len(gpus), 'GPU')}; {trainer} supports nothing else"
-    warnings.warn(f"rows of the growing {listed(moved, 3)} {words}", stacklevel=3)
     plan = replace(plan, shards=tuple(shards))
-    verify(plan)
+    if moved:
+        words = f"spread evenly over {counted(len(gpus), 'GPU')}; {trainer} supports nothing else"
+        warnings.warn(f"rows of the growing {listed(moved, 3)} are {words}", stacklevel=3)
+        verify(plan)
     return plan
 
 
-def _is_even(plan: Plan, held: Sequence[Shard]) -> bool:
-    """Return whether shards are even slices or even blocks of rows, one on each GPU."""
-    table, gpus = plan.tables_by_name[held[0].table], plan.topology.gpus
-    most = -(-plan.growing[table.name].rows // len(gpus))
-    own = {shard.devices for shard in held if shard.width == table.dim}
-    is_even = all(shard.row_count <= most for shard in held) and len(held) == len(gpus)
-    return is_even and own == {(gpu.id,) for gpu in gpus}
-
-
 def with_fixed_rows(plan: Plan) -> Plan:
-    """Return the plan with its growing tables made fixed, in TorchRec's even row blocks.
+    """Return the plan of `with_even_growing` with its growing tables made fixed.
 
-    Every GPU gets as many rows of such a table as the plan gives to one of them at most.
+    They are in TorchRec's even row blocks. Every GPU gets as many rows of such a table as the plan
+    gives to one of them at most.
     """
     tables = dict(plan.tables_by_name)
-    shards: list[Shard] = []
+    shards = [shard for shard in plan.shards if shard.table not in plan.growing]
     for name in plan.growing:
-        own = row_wise_shards(plan, name, "TorchRec's MPZCH", eviction="lru", admission=1, ttl=0)
+        own = plan.shards_by_table[name]
         size = max(shard.row_count for shard in own)
         tables[name] = replace(tables[name], rows=size * len(own))
         shards += [
             replace(shard, rows=(size * rank, size * (rank + 1), 1))
             for rank, shard in enumerate(own)
         ]
-    fixed = tuple(shard for shard in plan.shards if shard.table not in plan.growing)
-    return replace(plan, tables=tuple(tables.values()), shards=(*fixed, *shards), growing={})
-
-
-def row_wise_shards(plan: Plan, table: str, trainer: str, **has: Any) -> list[Shard]:
-    """Return the shards of a growing table, one for each GPU, of even slices or even blocks.
-
-    `has` names properties of `plan.growing[table]` and the only values that `trainer` supports.
-    Raises PlanMismatchError if the table has other values or other shards. Rows of a growing table
-    have no fixed ids, so all shards of as many rows are alike.
-    """
-    how, gpus = plan.growing[table], [gpu.id for gpu in plan.topology.gpus]
-    for name, value in has.items():
-        if getattr(how, name) != value:
-            raise PlanMismatchError(
-                f"table {table!r} grows with {name} {getattr(how, name)}, which {trainer} does not "
-                f"have; set it to {value} in the plan, and run `placer verify --seal`"
-            )
-    held = [shard for shard in plan.shards_by_table[table] if shard.row_count]
-    if not _is_even(plan, held):
-        raise PlanMismatchError(
-            f"table {table!r} grows, and {trainer} has as many rows of such a table on each of the "
-            f"{len(gpus)} GPUs; make its shards' rows [i, {how.rows}, {len(gpus)}] on the i-th, "
-            "from 0, in the plan, and run `placer verify --seal`"
-        )
-    own = {shard.devices: shard for shard in held}
-    return [own[(gpu,)] for gpu in gpus]
+    return replace(plan, tables=tuple(tables.values()), shards=tuple(shards), growing={})

@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
-from torch.distributed.tensor import DTensor
 
-from placer.adapters.torchrec.export import require_torchrec
+from placer.adapters.torchrec.export import require_tables, require_torchrec
 from placer.adapters.torchrec.sharding import Part, Staged, parts_of
-from placer.errors import CheckpointError, PlanMismatchError
+from placer.errors import CheckpointError
 from placer.plan.plan import Plan, Ranks
 
 _KEY = re.compile(
@@ -39,34 +38,21 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
     parts = {table.name: parts_of(plan, table, staged_as=staged_as) for table in plan.tables}
     split = {name: own for name, own in parts.items() if any(part.remapped for part in own)}
     tables = tables_of(module)
-    for own in (plan.tables_by_name[name] for name in split):
-        if own.name not in tables:
-            raise PlanMismatchError(f"table {own.name!r} is in the plan but not in the model")
-        config = tables[own.name].config
-        if (config.num_embeddings, config.embedding_dim) != (own.rows, own.dim):
-            raise PlanMismatchError(
-                f"table {own.name!r} is {own.rows} × {own.dim} in the plan but "
-                f"{config.num_embeddings} × {config.embedding_dim} in the model"
-            )
+    require_tables({name: plan.tables_by_name[name] for name in split}, tables)
     # Make all collections before installing one, so an error leaves the model unchanged.
     made = []
     for path, collection in collections_of(module):
-        here = [name for name in split if tables[name].path == path]
+        here = {name: own for name, own in split.items() if tables[name].path == path}
         if not here:
             continue
-        new = SplitCollection(
-            collection,
-            {name: split[name] for name in here},
-            {name: Ranks.in_plan(plan, name) for name in here},
-        )
+        new = SplitCollection(collection, here, {name: Ranks.in_plan(plan, name) for name in here})
         if not next(collection.parameters()).is_meta:
-            new.load_state_dict(split_state_dict(collection.state_dict(), new))
+            load_state_dict(new, collection.state_dict())
         made.append((path, new))
     for path, new in made:
         if not path:
             return new
-        parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, new)
+        module.set_submodule(path, new)
     return module
 
 
@@ -118,17 +104,17 @@ def merge_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, Te
         name, own = _whole_key(key, split)
         if own is None:
             merged[name] = value
-        elif name not in merged:
-            merged[name] = _joined(key, own, whole)
+            continue
+        if name not in merged:
+            merged[name] = value.new_empty((own.rows, *value.shape[1:]))
+            for part in own.parts:
+                other = key.replace(f".{own.part.name}.", f".{part.name}.")
+                if other not in whole:
+                    raise CheckpointError(
+                        f"the state lacks {other!r}, a part of table {part.source!r}"
+                    )
+        merged[name][own.ids(value.device)] = value
     return merged
-
-
-def split_state_dict(state_dict: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
-    """Return the state for a split model, from the state of the unsplit model.
-
-    `state_dict` has whole tables, rows in id order. The split model `module` may be sharded.
-    """
-    return _values_of(module.state_dict(), state_dict, module)
 
 
 def load_state_dict(module: Any, state_dict: Mapping[str, Any]) -> None:
@@ -176,6 +162,16 @@ class Split(NamedTuple):
     parts: tuple[Part, ...]
     ranks: Ranks
 
+    @property
+    def rows(self) -> int:
+        """Rows of the whole table."""
+        return self.parts[-1].stop
+
+    def ids(self, device: torch.device) -> Tensor:
+        """Return the ids of the part's rows in the part's order, int64, shape (rows,)."""
+        ids = self.ranks.ids(np.arange(self.part.start, self.part.stop, dtype=np.int64))
+        return torch.from_numpy(ids).to(device)
+
 
 def split_tables_of(module: Any) -> dict[str, Split]:
     """Return the parts that a model's tables were split into, by the name of the part."""
@@ -209,24 +205,17 @@ def _flat(state_dict: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _values_of(keys: Iterable[str], state: Mapping[str, Any], module: Any) -> dict[str, Tensor]:
-    """Return values by the split model's keys, from the unsplit model's state."""
-    split, values = split_tables_of(module), {}
-    for key in keys:
-        name, own = _whole_key(key, split)
-        if name not in state:
-            raise CheckpointError(f"the state lacks {name!r}")
-        value = values[key] = state[name]
-        if own is not None:
-            values[key] = value[_ids(own.part, own, value.device)]
-    return values
-
-
 def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> None:
     """Copy this rank's shards out of whole tensors into `targets`."""
+    split = split_tables_of(module)
     with torch.no_grad():
-        for key, value in _values_of(targets, state, module).items():
-            target = targets[key]
+        for key, target in targets.items():
+            name, own = _whole_key(key, split)
+            if name not in state:
+                raise CheckpointError(f"the state lacks {name!r}")
+            value = state[name]
+            if own is not None:
+                value = value[own.ids(value.device)]
             if tuple(value.shape) != tuple(target.shape):
                 raise CheckpointError(
                     f"{key!r} is {tuple(value.shape)} in the state but {tuple(target.shape)} in "
@@ -234,24 +223,6 @@ def _load(targets: Mapping[str, Any], state: Mapping[str, Any], module: Any) -> 
                 )
             for tensor, offsets in _local(target):
                 tensor.copy_(value[_span(tensor, offsets)])
-
-
-def _ids(part: Part, own: Split, device: torch.device) -> Tensor:
-    """Return the ids of a part's rows in the part's order, int64, shape (rows of the part,)."""
-    ids = own.ranks.ids(np.arange(part.start, part.stop, dtype=np.int64))
-    return torch.from_numpy(ids).to(device)
-
-
-def _joined(key: str, own: Split, state: Mapping[str, Any]) -> Tensor:
-    """Join the parts of a table; `key` is the key of one part."""
-    like: Tensor = state[key]
-    table = like.new_empty((max(part.stop for part in own.parts), *like.shape[1:]))
-    for part in own.parts:
-        name = key.replace(f".{own.part.name}.", f".{part.name}.")
-        if name not in state:
-            raise CheckpointError(f"the state lacks {name!r}, a part of table {part.source!r}")
-        table[_ids(part, own, table.device)] = state[name]
-    return table
 
 
 def _span(tensor: Tensor, offsets: Iterable[int]) -> tuple[slice, ...]:
@@ -263,8 +234,6 @@ def _span(tensor: Tensor, offsets: Iterable[int]) -> tuple[slice, ...]:
 
 def _whole(value: Any) -> Any:
     """Gather a sharded tensor: whole on rank 0, None on other ranks."""
-    if isinstance(value, DTensor):
-        return value.full_tensor().detach()
     if not isinstance(value, ShardedTensor):
         return value
     out = None
