@@ -16,10 +16,7 @@ from torchrec.distributed.fbgemm_qcomm_codec import (
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.planner import Topology as TorchRecTopology
-from torchrec.distributed.planner.constants import DEFAULT_PERF_ESTIMATOR
-from torchrec.distributed.planner.enumerators import get_partition_by_type
-from torchrec.distributed.planner.estimator import EmbeddingPerfEstimatorFactory
-from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator, get_partition_by_type
 from torchrec.distributed.planner.types import (
     HardwareConfig,
     KernelConfig,
@@ -28,7 +25,6 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
-from torchrec.distributed.planner.utils import build_sharder_data_map, sharder_name
 from torchrec.distributed.sharding_plan import calculate_shard_sizes_and_offsets
 from torchrec.distributed.types import CacheParams, CacheStatistics
 from torchrec.optim import RowWiseAdagrad
@@ -218,20 +214,13 @@ class Estimates:
         }
         kind = _COMM_TYPES[problem.exchange_dtype]
         codecs = get_qcomm_codecs_registry(QCommsConfig(kind, kind), device=torch.device("cuda"))
-        self._sharders = build_sharder_data_map(
-            {
-                sharder_name(sharder.module_type): sharder
-                for sharder in (
-                    EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
-                    EmbeddingCollectionSharder(qcomm_codecs_registry=codecs),
-                )
-            }
-        )
-        # The default estimator of the planner's enumerator.
-        self._perf = EmbeddingPerfEstimatorFactory.create(
-            DEFAULT_PERF_ESTIMATOR, topology=self.topology
-        )
-        self._storage = EmbeddingStorageEstimator(topology=self.topology)
+        sharders: list[Any] = [
+            EmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
+            EmbeddingCollectionSharder(qcomm_codecs_registry=codecs),
+        ]
+        # Only to use its estimators, which take the element types of exchanges from sharders.
+        self._enumerator = EmbeddingEnumerator(self.topology, problem.batch_size)
+        self._enumerator.enumerate(torch.nn.Module(), sharders)
         self._statistics: dict[tuple[int, float], ProfileCacheStatistics] = {}
         self.curves: dict[tuple[object, ...], CostCurve] = {}
 
@@ -287,8 +276,7 @@ class Estimates:
 
     def estimate(self, options: list[TorchRecOption]) -> None:
         """Let TorchRec write times (in ms) and bytes into the options' shards."""
-        self._perf.estimate(options, sharder_data_map=self._sharders)
-        self._storage.estimate(options, sharder_data_map=self._sharders)
+        self._enumerator.populate_estimates(options)
 
     def curve(
         self,

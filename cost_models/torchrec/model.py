@@ -17,7 +17,6 @@ from placer.adapters.torchrec.export import INSTALL
 from placer.adapters.torchrec.sharding import (
     KERNELS,
     Block,
-    Kernel,
     Sharding,
     ShardingType,
     even_blocks,
@@ -110,14 +109,27 @@ class TorchRec(CostModel):
         options = [ShardingOption(cold="cached")]
         if len(gpus) == 1 or spec.rows == 0:
             return tuple(options)
-        column_widths = estimates.even_column_widths(spec, self._options["min_partition"])
-        if len(column_widths) > 1:
-            options.append(ShardingOption(1, column_widths, cold="cached"))
-        # With few rows, some GPUs would have none, but TorchRec would charge the same.
-        start, stop = even_blocks(spec.rows, len(gpus))[-1]
-        if start < stop:
-            options.append(ShardingOption(len(gpus), cold="cached", blocked=True))
-        options += _options_of_hosts(problem.topology, spec, column_widths)
+
+        def is_divisible(ways: int) -> bool:
+            # With few rows, some GPUs would have none, but TorchRec would charge the same.
+            start, stop = even_blocks(spec.rows, ways)[-1]
+            return start < stop
+
+        blocked = ShardingOption(len(gpus), cold="cached", blocked=True)
+        widths = estimates.even_column_widths(spec, self._options["min_partition"])
+        if len(widths) > 1:
+            options.append(ShardingOption(1, widths, cold="cached"))
+        if is_divisible(len(gpus)):
+            options.append(blocked)
+        local = estimates.topology.local_world_size
+        is_pooled = all(feature.pooling != "none" for feature in spec.features)
+        # Blocks of one row would be read back as blocks over all GPUs.
+        if 1 < local < min(len(gpus), spec.rows) and is_divisible(local) and is_pooled:
+            for first in range(0, len(gpus), local):
+                of_host = blocked._replace(row_slices=local, first_gpu=first)
+                options.append(of_host)
+                if 1 < len(widths) <= (len(gpus) - first) // local:
+                    options.append(of_host._replace(column_widths=widths))
         if self._replicate and spec.total_bytes <= min(gpu.memory_bytes for gpu in gpus):
             options.append(ShardingOption(replicated_rows=spec.rows, cold="cached"))
         return tuple(options)
@@ -171,7 +183,15 @@ class TorchRec(CostModel):
         table = profile.table
         start, stop, _ = shard.rows(table.rows)
         first, last = shard.columns(table.dim)
-        kind = _kind_of_option(table, shard, problem.topology)
+        option, home_gpu = shard.option, gpu if shard.home_gpu is None else shard.home_gpu
+        is_strided = option.row_slices > 1 and not option.blocked
+        if option.cold != "cached" or is_strided or option.replicated_rows not in (0, table.rows):
+            raise ProblemError(
+                f"TorchRec has no such sharding option of table {table.name!r}: {option}"
+            )
+        kind = _kind(problem.topology, table, (start, stop), last - first, home_gpu)
+        if shard.is_replica:
+            kind = "data_parallel"
         lookups = tuple(feature.lookups_per_sample for feature in table.features)
         poolings = tuple(feature.pooling for feature in table.features)
         # Tables with the same size and the same accesses share their curves.
@@ -192,72 +212,32 @@ class TorchRec(CostModel):
         They are all that TorchRec counts besides rows, state and caches. No rows are staged:
         TorchRec's caches take misses in, and its other kernels read in place.
         """
-        profile = problem.profile.tables[table]
-        kind, kernel = _kind_of_shard(profile.table, shard, problem.topology)
+        if shard.lookup not in KERNELS:
+            raise PlanMismatchError(
+                f"table {shard.table!r}: TorchRec has no lookup {shard.lookup!r}; "
+                f"use {', '.join(KERNELS)}"
+            )
+        profile, topology = problem.profile.tables[table], problem.topology
+        rows, gpu = shard.rows[:2], topology.gpu_numbers[shard.devices[0]]
+        kind, kernel = _kind(topology, profile.table, rows, shard.width, gpu), KERNELS[shard.lookup]
+        if len(shard.devices) > 1:
+            kind, kernel = "data_parallel", "dense"
         size = self.estimates(problem).shard_buffer_bytes(profile, shard, kind, kernel)
         return replace(shard, staging_rows=0, buffer_bytes=size)
 
 
-def _options_of_hosts(
-    topology: Topology, table: Table, column_widths: tuple[int, ...]
-) -> list[ShardingOption]:
-    """Return options with row blocks on one host, and grids with a host per column slice."""
-    hosts = len({gpu.host for gpu in topology.gpus})
-    local = len(topology.gpus) // hosts
-    start, stop = even_blocks(table.rows, local)[-1]
-    # Blocks of one row would be read back as blocks over all GPUs.
-    divisible = table.rows > local and start < stop
-    if hosts == 1 or not divisible or any(own.pooling == "none" for own in table.features):
-        return []
-    options = []
-    for first in range(hosts):
-        if local > 1:
-            options.append(ShardingOption(local, (), 0, "cached", True, first_gpu=first * local))
-        if 1 < len(column_widths) <= hosts - first and local > 1:
-            options.append(
-                ShardingOption(local, column_widths, 0, "cached", True, first_gpu=first * local)
-            )
-    return options
-
-
-def _kind_of_option(table: Table, shard: TableShard, topology: Topology) -> ShardingType:
-    gpus = len(topology.gpus)
-    local = len(topology.gpus_of(topology.gpus[0].host))
-    option = shard.option
-    if option.cold != "cached":
-        raise ProblemError(f"TorchRec reads cold rows through caches, not {option.cold!r}")
-    if shard.is_replica and option.replicated_rows == table.rows:
-        return "data_parallel"
-    if option.replicated_rows == 0 and option.shard_count == 1:
+def _kind(
+    topology: Topology, table: Table, rows: tuple[int, int], width: int, gpu: int
+) -> ShardingType:
+    """Return TorchRec's sharding type of a shard with a range of rows on GPU number `gpu`."""
+    whole = rows == (0, table.rows)
+    if width < table.dim:
+        return "column_wise" if whole else "grid_shard"
+    if whole:
         return "table_wise"
-    if option.replicated_rows == 0 and option.row_slices == 1:
-        return "column_wise"
-    if option.replicated_rows == 0 and option.blocked:
-        if option.row_slices == gpus and not option.column_widths:
-            return "row_wise"
-        if option.row_slices == local:
-            return "grid_shard" if option.column_widths else "table_row_wise"
-    raise ProblemError(f"TorchRec has no such sharding option of table {table.name!r}: {option}")
-
-
-def _kind_of_shard(table: Table, shard: Shard, topology: Topology) -> tuple[ShardingType, Kernel]:
-    if shard.lookup not in KERNELS:
-        raise PlanMismatchError(
-            f"table {shard.table!r}: TorchRec has no lookup {shard.lookup!r}; "
-            f"use {', '.join(KERNELS)}"
-        )
-    if len(shard.devices) > 1:
-        return "data_parallel", "dense"
-    kind: ShardingType = "table_wise"
-    if shard.width < table.dim:
-        kind = "grid_shard" if shard.row_count < table.rows else "column_wise"
-    elif shard.row_count < table.rows:
-        # For row blocks on one host, TorchRec counts buffers of other sizes.
-        ranks = [gpu.id for gpu in topology.gpus]
-        block = dict(zip(ranks, even_blocks(table.rows, len(ranks)), strict=True))
-        first, last, _ = shard.rows
-        kind = "row_wise" if block[shard.devices[0]] == (first, last) else "table_row_wise"
-    return kind, KERNELS[shard.lookup]
+    # For row blocks on one host, TorchRec counts buffers of other sizes.
+    block = even_blocks(table.rows, len(topology.gpus))[gpu]
+    return "row_wise" if rows == block else "table_row_wise"
 
 
 def _parts(kernel: str, perf: Any, model: TorchRec) -> dict[str, float]:
