@@ -53,7 +53,7 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
     replicate: bool
     is_first: bool  # Whether other proposers run after this one.
     found: Found | None = None
-    only_trainable: bool = True  # Whether to leave out options that TorchRec trains wrong.
+    only_trainable: bool = True  # Whether to leave out options that TorchRec may train wrong.
     space: list[TorchRecOption] = field(default_factory=list)  # The options to choose from.
     _least: list[TorchRecOption] = field(default_factory=list)
     _is_proposed: bool = False
@@ -82,12 +82,13 @@ class Planning(Proposer, Partitioner):  # type: ignore[misc]
 
     def _add_statistics(self) -> None:
         """Add the profile's statistics to cached options without any."""
-        names = self.profile.table_names if self.profile is not None else ()
+        if self.profile is None:
+            return
         changed = []
         for option in self.space:
             params = option.cache_params or CacheParams()
             is_cached = option.compute_kernel == "fused_uvm_caching"
-            if is_cached and params.stats is None and option.name in names:
+            if is_cached and params.stats is None and option.name in self.profile.table_names:
                 samples = option.batch_size * self.ranks
                 stats = ProfileCacheStatistics(self.profile[option.name], samples)
                 option.cache_params = replace(params, stats=stats)

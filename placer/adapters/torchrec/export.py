@@ -200,23 +200,18 @@ def require_tables(
 
 def _require_trainable(part: Part, table: "TableOfModel") -> None:
     """Raise if the model's element type or optimizer differs, or replicas would not be trained."""
-    from placer.adapters.torchrec.modules import DTYPES, OPTIMIZERS
-
-    own = part.table
-    if DTYPES.get(table.config.data_type) != own.dtype:
-        raise PlanMismatchError(
-            f"table {own.name!r} is {own.dtype} in the plan but {table.config.data_type.value} "
-            "in the model"
-        )
     name = table.optimizer
-    if name is None:
-        return
-    if OPTIMIZERS.get(name) != own.optimizer:
+    planned, own = part.table, table.as_table(part.table.optimizer, {})
+    if own.dtype != planned.dtype:
         raise PlanMismatchError(
-            f"table {own.name!r} is updated by {own.optimizer} in the plan but by {name} in the "
-            "model, which has another state"
+            f"table {own.name!r} is {planned.dtype} in the plan but {own.dtype} in the model"
         )
-    if part.sharding.kind == "data_parallel":
+    if own.optimizer != planned.optimizer:
+        raise PlanMismatchError(
+            f"table {own.name!r} is updated by {planned.optimizer} in the plan but by {name} in "
+            "the model, which has another state"
+        )
+    if name is not None and part.sharding.kind == "data_parallel":
         raise PlanMismatchError(
             f"table {own.name!r} is replicated on all ranks, but {name} is applied in its "
             "backward pass, where TorchRec leaves replicas as they are: it would not be trained. "

@@ -12,7 +12,6 @@ zero-collision hash (MPZCH).
 import warnings
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from placer.errors import PlanMismatchError
@@ -94,8 +93,9 @@ def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sh
         for shard in sorted(parts, key=lambda shard: (shard.rows[0], shard.cols))
     ]
     kind, blocks = _blocks(topology, table, placed, refuse)
-    largest = max(parts, key=lambda shard: shard.row_count)
+    factor = None
     if lookups == ["cached"]:
+        largest = max(parts, key=lambda shard: shard.row_count)
         factor = largest.cache_rows / largest.row_count
         for shard in parts:
             if abs(shard.cache_rows - factor * shard.row_count) > 1:
@@ -103,8 +103,7 @@ def sharding_of(topology: Topology, table: Table, shards: Sequence[Shard]) -> Sh
                     f"caches of {shard.cache_rows} of {shard.row_count} rows and of "
                     f"{largest.cache_rows} of {largest.row_count}; a table has one load factor"
                 )
-        return Sharding(kind, KERNELS["cached"], blocks, factor)
-    return Sharding(kind, KERNELS[lookups[0]], blocks)
+    return Sharding(kind, KERNELS[lookups[0]], blocks, factor)
 
 
 def _require_known(table: Table, shard: Shard, gpus: Set[str], refuse: _Refuse) -> None:
@@ -130,30 +129,30 @@ def _blocks(
     parts: list[tuple[Shard, int]],
     refuse: _Refuse,
 ) -> tuple[ShardingType, tuple[Block, ...]]:
-    blocks = tuple(
+    blocks = [
         Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], rank)
         for shard, rank in parts
-    )
-    # The first block of each column slice.
-    by_position = sorted(blocks, reverse=True, key=attrgetter("first_row", "first_column"))
-    slices = {block.first_column: block for block in by_position}
+    ]
+    slices: dict[int, Block] = {}  # The first block of each column slice.
+    for block in blocks:
+        slices.setdefault(block.first_column, block)
     firsts = [slices[column] for column in sorted(slices)]
-    columns_divided = any(block.width < table.dim for block in blocks)
-    if columns_divided:
-        width = firsts[0].width
-        starts = list(range(0, table.dim, width))
-        if {block.width for block in firsts} != {width} or [*sorted(slices)] != starts:
-            widths = ", ".join(str(block.width) for block in firsts)
-            raise refuse(f"column slices of {widths} of its {table.dim} columns are not even")
-    if all(block.rows == table.rows for block in blocks):
-        return "column_wise" if columns_divided else "table_wise", blocks
-    known: dict[ShardingType, list[Block]] = {}
+    width, is_pooled = firsts[0].width, all(own.pooling != "none" for own in table.features)
+    columns_divided = width < table.dim
+    even = [(start, width) for start in range(0, table.dim, width)]
+    if [(first.first_column, first.width) for first in firsts] != even:
+        widths = ", ".join(str(block.width) for block in firsts)
+        raise refuse(f"column slices of {widths} of its {table.dim} columns are not even")
+    known: dict[ShardingType, list[Block]] = {
+        "column_wise" if columns_divided else "table_wise": [
+            first._replace(rows=table.rows) for first in firsts
+        ]
+    }
     if not columns_divided:
         known["row_wise"] = _row_blocks(table, firsts[0], list(range(len(topology.gpus))))
-    if all(feature.pooling != "none" for feature in table.features):
-        kind: ShardingType = "grid_shard" if columns_divided else "table_row_wise"
+    if is_pooled:
         hosts = [topology.gpus[first.rank].host for first in firsts]
-        known[kind] = [
+        known["grid_shard" if columns_divided else "table_row_wise"] = [
             block
             for first, host in zip(firsts, hosts, strict=True)
             for block in _row_blocks(
@@ -161,9 +160,9 @@ def _blocks(
             )
         ]
     for kind, expected in known.items():
-        if sorted(blocks) == sorted(block for block in expected if block.rows):
+        if sorted(blocks) == sorted(b for b in expected if b.rows or not table.rows):
             return kind, tuple(expected)
-    if columns_divided and not known:
+    if columns_divided and not is_pooled:
         raise refuse("it is sharded by rows and by columns at once, but its lookups are not pooled")
     if columns_divided:
         raise refuse(
