@@ -25,15 +25,9 @@ _exported, __all__ = lazy_exports(__name__)
 
 def __getattr__(name: str) -> Any:
     """Import an exported name at its first use; `PlacerPlanner` needs torchrec."""
-    try:
+    if name != "PlacerPlanner":
         return _exported(name)
-    except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
-        if name != "PlacerPlanner":
-            raise
-        from placer.adapters.torchrec.export import INSTALL
-        from placer.errors import BackendError
+    from placer.adapters.torchrec.export import require_torchrec
 
-        raise BackendError(
-            f"PlacerPlanner is a planner of TorchRec's, which cannot be imported ({error}); "
-            f"install it with: {INSTALL}"
-        ) from error
+    with require_torchrec():
+        return _exported(name)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from cost_models.base import CostCurve, CostModel, ShardingOption, TableShard, require_match
 from cost_models.cost_report import CostReport, GpuCost, HostCost, TableCost
-from placer.adapters.torchrec.export import INSTALL
+from placer.adapters.torchrec.export import require_torchrec
 from placer.adapters.torchrec.sharding import (
     KERNELS,
     Block,
@@ -22,7 +22,7 @@ from placer.adapters.torchrec.sharding import (
     even_blocks,
     sharding_of,
 )
-from placer.errors import BackendError, PlanMismatchError, ProblemError
+from placer.errors import PlanMismatchError, ProblemError
 from placer.plan.fields import Shard
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
@@ -90,13 +90,8 @@ class TorchRec(CostModel):
         Raises BackendError if torchrec is not installed.
         """
         if self._estimates is None or self._estimates.problem is not problem:
-            try:
+            with require_torchrec():
                 from cost_models.torchrec.estimates import Estimates
-            except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
-                raise BackendError(
-                    f"cost model {self.name!r} asks TorchRec's estimators, which cannot be "
-                    f"imported ({error}); install them with: {INSTALL}"
-                ) from error
             self._estimates = Estimates(
                 problem, self._options["prefetch_pipeline"], self._options["bandwidths"]
             )

@@ -1,6 +1,7 @@
 """Check a plan against a model, and convert it to TorchRec's `ShardingPlan`."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from placer.adapters.torchrec.sharding import (
@@ -55,13 +56,12 @@ def to_sharding_plan(
         Whether tables with row-wise Adagrad may be sharded by columns. TorchRec keeps separate
         state for each column slice, so such a table trains differently from a whole one.
     """
-    require_torchrec()
-    import torch
-    import torch.distributed as dist
-    from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
+    with require_torchrec():
+        import torch
+        import torch.distributed as dist
+        from torchrec.distributed.types import EmbeddingModuleShardingPlan, ShardingPlan
 
-    from placer.adapters.torchrec.modules import tables_of
-
+        from placer.adapters.torchrec.modules import tables_of
     verify(plan)
     refuse_growing(plan, "`to_sharding_plan`")
     parts = [part for table in plan.tables for part in parts_of(plan, table, staged_as=staged_as)]
@@ -137,10 +137,13 @@ def document(
     return made
 
 
-def require_torchrec() -> None:
-    """Raise BackendError unless torchrec and FBGEMM's library can be imported."""
+@contextmanager
+def require_torchrec() -> Iterator[None]:
+    """Raise BackendError unless torchrec, and what the body imports of it, can be imported."""
     try:
         import torchrec  # noqa: F401
+
+        yield
     except (ImportError, OSError) as error:  # OSError: FBGEMM built for another torch.
         raise BackendError(
             f"torchrec cannot be imported ({error}); install it with: {INSTALL}"

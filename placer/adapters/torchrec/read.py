@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from placer.adapters.torchrec.export import require_torchrec
-from placer.adapters.torchrec.sharding import Part, sharding_of
+from placer.adapters.torchrec.sharding import sharding_of
 from placer.adapters.torchrec.split import split_tables_of
 from placer.errors import PlanMismatchError
 from placer.plan.fields import Lookup, RowOrder, Shard, SolverRecord
@@ -53,9 +53,8 @@ def from_sharding_plan(
     TorchRec would accept the plan but train the wrong rows: with uneven row blocks, or blocks out
     of rank order. Raises BackendError if torchrec is not installed.
     """
-    require_torchrec()
-    from placer.adapters.torchrec.modules import tables_of
-
+    with require_torchrec():
+        from placer.adapters.torchrec.modules import tables_of
     machine = topology if isinstance(topology, Topology) else topology_of(topology)
     split = split_tables_of(module)
     tables: dict[str, Table] = {}
@@ -71,11 +70,14 @@ def from_sharding_plan(
             )
         own = _shards_of(machine, table, sharding)
         if name in split:
-            part, parts, ranks = split[name]
-            rows = max(one.stop for one in parts)
-            table = replace(part.table, name=part.source, rows=rows)
-            own = [_as_ranks(shard, part) for shard in own]
-            hot_ids[table.name] = ranks.listed
+            part, start = split[name].part, split[name].part.start
+            table = replace(part.table, name=part.source, rows=split[name].rows)
+            own = [
+                replace(shard, table=part.source, rows=(start + first, start + stop, step))
+                for shard in own
+                for first, stop, step in [shard.rows]
+            ]
+            hot_ids[table.name] = split[name].ranks.listed
         tables[table.name] = table
         shards += own
     if profile is not None:
@@ -160,11 +162,6 @@ def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:
     if sharding.sharding_type in ("row_wise", "table_row_wise", "grid_shard"):
         sharding_of(machine, table, shards)  # TorchRec accepts other blocks but trains wrong rows.
     return shards
-
-
-def _as_ranks(shard: Shard, part: Part) -> Shard:
-    first, last, step = shard.rows
-    return replace(shard, table=part.source, rows=(part.start + first, part.start + last, step))
 
 
 def _require_same(tables: Mapping[str, Table], profile: Profile) -> None:

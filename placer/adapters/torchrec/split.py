@@ -32,9 +32,8 @@ def split_tables(module: Any, plan: Plan, *, staged_as: Staged | None = None) ->
     Raises PlanMismatchError if TorchRec has no such placement, or a table cannot be split.
     Raises BackendError if torchrec is not installed.
     """
-    require_torchrec()
-    from placer.adapters.torchrec.modules import SplitCollection, collections_of, tables_of
-
+    with require_torchrec():
+        from placer.adapters.torchrec.modules import SplitCollection, collections_of, tables_of
     parts = {table.name: parts_of(plan, table, staged_as=staged_as) for table in plan.tables}
     split = {name: own for name, own in parts.items() if any(part.remapped for part in own)}
     tables = tables_of(module)
@@ -67,11 +66,10 @@ def managed_collisions(
 
     Raises BackendError if torchrec is not installed.
     """
-    require_torchrec()
-    from torchrec.modules import hash_mc_evictions as evictions
-    from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
-    from torchrec.modules.mc_modules import ManagedCollisionCollection
-
+    with require_torchrec():
+        from torchrec.modules import hash_mc_evictions as evictions
+        from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+        from torchrec.modules.mc_modules import ManagedCollisionCollection
     modules = {
         name: HashZchManagedCollisionModule(
             **{
