@@ -31,7 +31,7 @@ from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of, number_of
 from placer.errors import ProblemError, TopologyError
 from placer.knobs import argument, option, options_of
-from placer.units import counted, format_bytes, parse_bytes, parse_sizes
+from placer.units import counted, parse_bytes, parse_sizes
 from solvers import options as shared
 from solvers import report as solver_reports
 from solvers import training_options as trained
@@ -315,7 +315,6 @@ def plan(
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
     grown: shared.GrowingOptions = BUNDLE,
-    cache: bool = option(True, "Reuse the kept plan of an equal search.", "--cache/--no-cache"),
     file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -339,14 +338,11 @@ def plan(
         problem = solvers.choose_capacities(problem, chosen, costs, grown.miss_price)
     for line in report.growing_words(profile, problem):
         report.print_stderr(line)
-    strategy = solvers.solver(solver)
-    if cache:
-        strategy = solvers.CachedSolver(strategy, note=report.print_stderr)
     with (
         report.stoppable() as stop,
         solver_reports.search_progress(effort.limits(stop, began)) as limits,
     ):
-        result = strategy.solve(problem, costs, limits)
+        result = solvers.solver(solver).solve(problem, costs, limits)
     if result.plan is None:
         _refuse(result)
     made = result.plan
@@ -355,20 +351,6 @@ def plan(
     evaluate = partial(costs.evaluate, problem)
     report.print_report(solver_reports.plan_report(made, evaluate, end=result.termination), output)
     report.print_stderr(f"{solver_reports.verdict(result)}; {_written('plan', file)}")
-
-
-@_command
-def cache(clear: bool = option(False, "Remove all kept plans."), output: Brief = OUTPUT) -> None:
-    """Show or remove the plans that `placer plan` keeps, to answer the same search at once.
-
-    \b
-    placer cache --clear
-    """
-    kept = solvers.PlanCache()
-    plans, size = kept.clear() if clear else kept.size()
-    values = {"folder": str(kept.folder), "plans": plans, "bytes": size, "cleared": clear}
-    words = f"{counted(plans, 'plan')}, {format_bytes(size)}, in {kept.folder}{': removed' * clear}"
-    click.echo(json.dumps(values) if output == "json" else words)
 
 
 @_command

@@ -46,7 +46,7 @@ def commands(tables: int, folder: Path) -> dict[str, tuple[list[str], float]]:
     limit = ["--time-limit", str(LIMIT_S)]
 
     def planned(solver: str, file: str = other) -> tuple[list[str], float]:
-        asked = ["plan", *problem, "--solver", solver, *limit, "--no-cache", "-o", file]
+        asked = ["plan", *problem, "--solver", solver, *limit, "-o", file]
         return asked, float(LIMIT_S)
 
     questions = {

@@ -8,9 +8,8 @@ These bytes over bandwidths are the constants of the step equation
 estimators and HugeCTR's planner are special cases of it.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -121,10 +120,6 @@ class Roofline(StepEquation):
     def __init__(self, constants: RooflineConstants | None = None) -> None:
         self.constants = constants or RooflineConstants()
         self._shares = _lookup_shares(self.constants)
-
-    def identity(self) -> Any:
-        """Return the constants as JSON, for the key of the plan cache."""
-        return asdict(self.constants)
 
     def relative_error(self, problem: Problem) -> float | None:
         """Return the error for published steps that were not fitted; None for emulated GPUs."""

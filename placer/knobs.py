@@ -155,7 +155,7 @@ def called(function: Callable[..., Any], values: dict[tuple[str, str], Any]) -> 
 FILE_NAME = "placer.toml"
 FILE_VARIABLE = "PLACER_CONFIG"
 """Environment variable with the path of a file to read instead of `placer.toml`."""
-OWN_VARIABLES = ("PLACER_CACHE", FILE_VARIABLE, "PLACER_DEBUG")
+OWN_VARIABLES = (FILE_VARIABLE, "PLACER_DEBUG")
 """Environment variables of placer that belong to no option."""
 
 

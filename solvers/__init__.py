@@ -9,8 +9,6 @@ if TYPE_CHECKING:
     from solvers.analysis.capacities import choose_capacities as choose_capacities
     from solvers.analysis.compare import CompareRow as CompareRow
     from solvers.analysis.compare import compare as compare
-    from solvers.cache import CachedSolver as CachedSolver
-    from solvers.cache import PlanCache as PlanCache
     from solvers.registry import SOLVERS as SOLVERS
     from solvers.registry import solve as solve
     from solvers.registry import solver as solver

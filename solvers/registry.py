@@ -10,7 +10,6 @@ from placer.errors import PlacerError
 if TYPE_CHECKING:
     from cost_models import CostModel
     from placer.problem import Problem
-    from solvers.cache import PlanCache
     from solvers.result import Solver, SolveResult
 
 SOLVERS = {
@@ -77,7 +76,6 @@ def solve(
     threads: int = 0,
     max_steps: int | None = None,
     stop: Callable[[], bool] | None = None,
-    cache: "bool | PlanCache" = False,
 ) -> "SolveResult":
     """Place the tables of a problem with a solver and a cost model, chosen by name.
 
@@ -97,9 +95,6 @@ def solve(
         A name that `cost_models.cost_model` accepts, or your own model.
     time_limit_s, gap, seed, threads, max_steps, stop
         See `Limits`.
-    cache : bool or PlanCache
-        Whether to take the result of an equal search from the user's cache, or from this cache; see
-        `solvers.CachedSolver`. Then ``result.stats["from_cache"]`` is true.
 
     Returns
     -------
@@ -109,10 +104,6 @@ def solve(
     from solvers.result import Limits
 
     strategy = _by_name(solver)
-    if cache is not False:
-        from solvers.cache import CachedSolver  # not above: it asks for what is here
-
-        strategy = CachedSolver(strategy, None if cache is True else cache)
     model = cost_models.cost_model(cost_model) if isinstance(cost_model, str) else cost_model
     return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads, max_steps, stop))
 

@@ -82,7 +82,7 @@ def make_workbench(folder: Path) -> Workbench:
     write_synthetic_log(made.log, samples=1500, scale=0.001)
     write_synthetic_log(made.parquet, samples=1500, scale=0.001, format="parquet")
     succeed("profile", made.log, "--dim", "8", "-o", made.profile)
-    succeed("plan", *made.problem(), "--solver", "greedy-cost", "--no-cache", "-o", made.plan)
+    succeed("plan", *made.problem(), "--solver", "greedy-cost", "-o", made.plan)
     return made
 
 
@@ -92,7 +92,7 @@ def make_few_tables(folder: Path, of: Workbench) -> Workbench:
     (folder / "machine.yaml").write_text(_MACHINE)
     tables = tuple(profile[f"C{number}"] for number in (1, 2, 3, 4, 12, 16, 21))
     replace(profile, tables=tables).save(made.profile)
-    succeed("plan", *made.problem(), "--solver", "greedy-cost", "--no-cache", "-o", made.plan)
+    succeed("plan", *made.problem(), "--solver", "greedy-cost", "-o", made.plan)
     return made
 
 

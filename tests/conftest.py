@@ -3,7 +3,6 @@
 import functools
 import gc
 import inspect
-import itertools
 import multiprocessing
 import os
 import signal
@@ -47,8 +46,6 @@ settings.register_profile(
 settings.register_profile("fast", settings.get_profile("ci"), max_examples=6)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
-_numbers = itertools.count()
-
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave files unread whose tests are all slow: what they import takes seconds."""
@@ -76,10 +73,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """No test, and no command that it runs, takes plans that another one has kept."""
-    folder = item.config._tmp_path_factory.getbasetemp()
-    os.environ["PLACER_CACHE"] = str(folder / f"cache-{next(_numbers)}")
+def pytest_runtest_setup() -> None:
+    """Make Triton's interpreter quicker, once something has loaded it."""
     if "triton.runtime.interpreter" in sys.modules:
         _quicken(sys.modules["triton.runtime.interpreter"])
 

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 PROBLEM = "--profile profile --topology 2xh100 --hbm 64KiB --batch-size 64 --time-limit 1s"
 LINES = (
     "profile log.csv --label label --dim 8 -o profile",
-    f"plan {PROBLEM} --no-cache -o plan.json",
-    f"plan {PROBLEM} --no-cache --solver ilp -o ilp.json",
-    f"plan {PROBLEM} --no-cache --solver dp -o dp.json",
+    f"plan {PROBLEM} -o plan.json",
+    f"plan {PROBLEM} --solver ilp -o ilp.json",
+    f"plan {PROBLEM} --solver dp -o dp.json",
     "show plan.json --memory",
     "verify plan.json",
     "diff plan.json ilp.json",
@@ -34,9 +34,9 @@ LINES = (
 """Commands that need no torch."""
 EXTRAS = ("cpu", "report")
 LINES_OF_EXTRAS = (
-    f"plan {PROBLEM} --no-cache -o plan.json",
+    f"plan {PROBLEM} -o plan.json",
     # Compiled code is for searches of ten seconds and more.
-    "plan --workload recshard-rm1 --topology 2x8xa100-40 --no-cache --time-limit 12s -o rm1.json",
+    "plan --workload recshard-rm1 --topology 2x8xa100-40 --time-limit 12s -o rm1.json",
     "report plan.json -o report.html",
     f"compare {PROBLEM} --solvers greedy-size,greedy-cost --plot picture.png",
 )

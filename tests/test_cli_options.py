@@ -125,27 +125,11 @@ def test_a_variable_and_a_key_are_checked_as_the_flag_is(
     assert f"'{flag}' of placer.toml: " in misuse(command, "--print-config")
 
 
-def test_an_option_that_is_turned_off_has_a_variable_and_a_key(
-    monkeypatch: pytest.MonkeyPatch, in_folder: Path
-) -> None:
-    monkeypatch.setenv("PLACER_PLAN_NO_CACHE", "1")
-    assert "cache = false" in succeed("plan", "--print-config").stdout
-    monkeypatch.setenv("PLACER_PLAN_CACHE", "1")
-    assert "give one of them" in invoke("plan", "--print-config").stderr
-    monkeypatch.delenv("PLACER_PLAN_NO_CACHE")
-    monkeypatch.delenv("PLACER_PLAN_CACHE")
-    (in_folder / "placer.toml").write_text("no-cache = true\nseed = 1.5\n")
-    assert "1.5" in invoke("plan", "--print-config").stderr
-    (in_folder / "placer.toml").write_text("no-cache = true\n")
-    assert "cache = false" in succeed("plan", "--print-config").stdout
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
         ("PLACER_PLAN_COST_MODLE", "PLACER_PLAN_COST_MODEL"),
         ("PLACER_PLAN_COMPARE_OUTPUT", ""),
-        ("PLACER_CASH", "PLACER_CACHE"),
         ("PLACER_SHOW_HBM", ""),
     ],
 )
@@ -183,7 +167,7 @@ def needed(command: str, but: click.Option) -> Iterator[str]:
 def test_every_command_that_writes_has_an_output() -> None:
     writing = {command for command, _ in OUTPUTS}
     assert set(COMMANDS) - writing == {
-        "cache", "diff", "estimate-memory", "pilot", "show", "verify", "workloads", "simulate"
+        "diff", "estimate-memory", "pilot", "show", "verify", "workloads", "simulate"
     }  # fmt: skip
 
 

@@ -16,11 +16,13 @@ from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from problem_cases import problem_of, zipf_table
 
 from cli import main
-from placer import Constraints, Plan, Problem, Shard, Table, TableRule, Topology
+from placer import Constraints, Plan, Problem, Profile, Shard, Table, TableRule, Topology
 from placer.constraints.constraints import matches
 from placer.constraints.file import KINDS, Kind, dumps
 from placer.constraints.unmet import kinds_of, unmet
 from placer.errors import ProblemError
+from placer.growing import Growing
+from placer.profile.locality import WindowCounts
 
 PAGE = (REPOSITORY / "docs" / "constraints.md").read_text(encoding="utf-8")
 GIB = 1 << 30
@@ -333,6 +335,32 @@ def test_the_hash_is_of_what_is_asked() -> None:
     assert len(set(asked)) == len(asked)
     smaller = replace(plain, topology=plain.topology.with_memory(hbm=GIB - 1))
     assert sha256({}, gpu=1) == smaller.sha256
+
+
+def test_the_hash_of_a_problem_is_of_all_that_its_plan_depends_on() -> None:
+    plain = ten_tables()
+    first, *others = plain.profile.tables
+    tables = [
+        zipf_table("t0", 21),
+        zipf_table("t0", 20, 32),
+        zipf_table("t0", 20, exponent=1.01),
+        replace(first, locality=(WindowCounts(64, 10, 1920, 900),)),
+    ]
+    changed = [replace(plain, profile=Profile((one, *others), source="test")) for one in tables]
+    link, *links = plain.topology.links
+    faster = replace(link, bytes_per_s=1.5 * link.bytes_per_s)
+    changed += [
+        replace(plain, topology=replace(plain.topology, links=(faster, *links))),
+        replace(plain, topology=plain.topology.with_memory(dram=GIB)),
+        replace(plain, batch_size=65),
+        replace(plain, pipeline="serial"),
+        replace(plain, widths=("int8",)),
+        replace(plain, exchange_dtype="bfloat16"),
+        replace(plain, growing={"t0": Growing(capacity=20)}),
+    ]
+    assert len({one.sha256 for one in (plain, *changed)}) == 1 + len(changed)
+    renamed = replace(plain.topology, name="another"), replace(plain.profile, source="another")
+    assert replace(plain, topology=renamed[0], profile=renamed[1]).sha256 == plain.sha256
 
 
 # What plans break

@@ -68,13 +68,6 @@ def test_an_empty_value_of_yaml_is_not_given(
     assert "# output =" in printed
 
 
-def test_a_commands_own_value_comes_before_the_opposite_for_all(in_folder: Path) -> None:
-    (in_folder / "placer.toml").write_text("no-cache = true\n[plan]\ncache = true\n")
-    assert "\ncache = true" in succeed("plan", "--print-config").stdout
-    (in_folder / "placer.toml").write_text("cache = true\n[plan]\nno-cache = true\n")
-    assert "\ncache = false" in succeed("plan", "--print-config").stdout
-
-
 def test_a_byte_order_mark_is_no_part_of_the_file(in_folder: Path) -> None:
     (in_folder / "placer.toml").write_bytes(b'\xef\xbb\xbfhbm = "2GiB"\r\n')
     assert f'"memory_bytes": {2 << 30}' in succeed(*MACHINE, "8xh100").stdout
@@ -88,8 +81,6 @@ def test_a_byte_order_mark_is_no_part_of_the_file(in_folder: Path) -> None:
         ("[plan]\nprofil = 1", "placer plan has no option --profil"),
         ("[plan]\ntime-limit = {a = 1}", "must be one value"),
         ("hbm = ", "is not a defaults file"),
-        ("[plan]\ncache = true\nno-cache = true", "cache and no-cache are one option"),
-        ("no-cache = false\ncache = false", "cache and no-cache are one option"),
     ],
 )
 def test_a_wrong_file_is_refused(in_folder: Path, text: str, named: str) -> None:

@@ -123,7 +123,7 @@ def test_planning_works_without_arrow_and_scipy(tmp_path: Path) -> None:
     """Branch and bound included, which gets its programs another way. Logs need Arrow."""
     missing = ["torch", "pyarrow", "scipy"]
     for name, libraries in (("with", []), ("without", missing)):
-        line = f"plan --workload random-3@7 --topology 2xt4 --steps 9 --no-cache -o {name}.json"
+        line = f"plan --workload random-3@7 --topology 2xt4 --steps 9 -o {name}.json"
         done = run_without(libraries, line, tmp_path)
         assert done.returncode == 0, done.stderr
     both = [Plan.load(tmp_path / name) for name in ("with.json", "without.json")]

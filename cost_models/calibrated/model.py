@@ -189,10 +189,6 @@ class Calibrated(StepEquation):
         """Return the model with the constants of a file that `placer calibrate` wrote."""
         return cls(Calibration.load(path), f"calibrated:{os.fspath(path)}")
 
-    def identity(self) -> Any:
-        """Return the calibration as JSON, for the key of the plan cache."""
-        return self.calibration.to_json()
-
     def relative_error(self, problem: Problem) -> float | None:
         """Return the error for cases that were not fitted; None if CPUs were measured, not GPUs."""
         on_cpu = str(self.calibration.setting.get("device", "")).startswith("cpu")

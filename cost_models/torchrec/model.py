@@ -8,7 +8,6 @@ This module repeats no formula. One call of the estimators with all load factors
 
 from collections import defaultdict
 from dataclasses import replace
-from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any, Literal
 
 from cost_models.base import CostCurve, CostModel, ShardingOption, TableShard, require_match
@@ -70,19 +69,9 @@ class TorchRec(CostModel):
         replicate: bool = False,
     ) -> None:
         self.name = "torchrec-prefetch" if prefetch_pipeline else "torchrec"
-        self._options: dict[str, Any] = {
-            "prefetch_pipeline": prefetch_pipeline,
-            "bandwidths": bandwidths,
-            "min_partition": min_partition,
-        }
-        self._replicate = replicate
+        self._prefetches, self._bandwidths = prefetch_pipeline, bandwidths
+        self._min_partition, self._replicate = min_partition, replicate
         self._estimates: Estimates | None = None  # Of the last problem.
-
-    def identity(self) -> Any:
-        """Return the options and TorchRec's versions as JSON, for the key of the plan cache."""
-        asked = ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu")
-        found = {str(one.name).lower().replace("_", "-"): one.version for one in distributions()}
-        return [self._options, self._replicate, [found.get(name) for name in asked]]
 
     def estimates(self, problem: Problem) -> "Estimates":
         """Return TorchRec's estimators for a problem.
@@ -92,9 +81,7 @@ class TorchRec(CostModel):
         if self._estimates is None or self._estimates.problem is not problem:
             with require_torchrec():
                 from cost_models.torchrec.estimates import Estimates
-            self._estimates = Estimates(
-                problem, self._options["prefetch_pipeline"], self._options["bandwidths"]
-            )
+            self._estimates = Estimates(problem, self._prefetches, self._bandwidths)
         return self._estimates
 
     def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
@@ -111,7 +98,7 @@ class TorchRec(CostModel):
             return start < stop
 
         blocked = ShardingOption(len(gpus), cold="cached", blocked=True)
-        widths = estimates.even_column_widths(spec, self._options["min_partition"])
+        widths = estimates.even_column_widths(spec, self._min_partition)
         if len(widths) > 1:
             options.append(ShardingOption(1, widths, cold="cached"))
         if is_divisible(len(gpus)):

@@ -58,15 +58,7 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     Traceback (most recent call last):
     placer.files.reading.LimitError: the key 'a' is there twice
     """
-    return parse_json(read_limited(path, most_bytes))
-
-
-def parse_json(content: bytes) -> Any:
-    """Return the value of a JSON file's bytes; see `read_json`.
-
-    >>> parse_json(b'{"a": 1}')
-    {'a': 1}
-    """
+    content = read_limited(path, most_bytes)
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
         raise LimitError(f"it has about {values} values, and at most {MOST_VALUES} are read")

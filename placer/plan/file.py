@@ -296,11 +296,6 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
     return document
 
 
-def from_dict(document: object, hot_ids: dict[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
-    """Return the fields of a plan, from a document of `to_dict` and the plan's hot ids."""
-    return _fields_of(_validated(document, "the plan"), hot_ids)
-
-
 def _said(part: Shard | Provenance | DenseLayers, **usual: Any) -> dict[str, Any]:
     """Return a part of a plan for a plan file, without fields that have their `usual` values."""
     return {

@@ -30,7 +30,6 @@ from placer.files.atomic import (
     read_parts,
     replacing_parts,
     sealed,
-    sha256_json,
     write_bytes,
     write_text,
 )
@@ -158,8 +157,7 @@ def _read_all(file: Path) -> dict[str, Any]:
         encoding = document["encoding"]
         return {
             "tables": tuple(
-                _table_from_json(table, f"{i}", arrays, counts.sha256)
-                for i, table in enumerate(known.tables)
+                _table_from_json(table, f"{i}", arrays) for i, table in enumerate(known.tables)
             ),
             **{name: document[name] for name in ("samples", "sampling", "source")},
             "encoding": None if encoding is None else Encoding.from_json(encoding, vocabularies),
@@ -195,15 +193,14 @@ def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str
     }
 
 
-def _table_from_json(entry: _Table, key: str, arrays: _Arrays, sha256: str) -> TableProfile:
-    """Return the profile of the table with arrays named `key` in the file of hash `sha256`."""
+def _table_from_json(entry: _Table, key: str, arrays: _Arrays) -> TableProfile:
+    """Return the profile of the table with arrays named `key`."""
     features = tuple(entry.features)
     table = Table(entry.name, entry.rows, entry.dim, entry.dtype, entry.optimizer, features)
     if f"{key}.ranks" in arrays:
         counts, cdf = None, AccessCdf(arrays[f"{key}.ranks"], arrays[f"{key}.shares"])
     else:
         counts = _unpacked(table.rows, arrays, key)
-        counts.known_as(sha256_json([sha256, key, table.rows]))
         cdf = AccessCdf.from_counts(counts.counts, table.rows)
     return TableProfile(
         table=table,

@@ -1,6 +1,5 @@
 """`TableProfile`: what a log says of one table, with the counts of its rows if they are known."""
 
-import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,7 +27,6 @@ class RowCounts:
     rows: int  # Rows of the table.
     ids: AnyInt  # Shape (n,): ids of rows that were read, ascending.
     counts: AnyInt  # Shape (n,): access counts, at least 1.
-    _sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         ids, counts = _signed(self.ids), _signed(self.counts)
@@ -61,24 +59,6 @@ class RowCounts:
             kept[filled:stop] = block[read_ids]
             filled = stop
         return cls(dense.size, ids, kept)
-
-    @property
-    def sha256(self) -> str:
-        """Hash that identifies these counts: of the arrays, or of the file that they come from.
-
-        >>> len({RowCounts.from_dense(counts).sha256 for counts in ([0, 5], [5, 0], [0, 6])})
-        3
-        """
-        if not self._sha256:
-            digest = hashlib.sha256(f"{self.rows} {self.ids.dtype} {self.counts.dtype}".encode())
-            digest.update(self.ids.data)
-            digest.update(self.counts.data)
-            self.known_as(digest.hexdigest())
-        return self._sha256
-
-    def known_as(self, sha256: str) -> None:
-        """Set `sha256` from a known file's hash, as hashing gigabytes takes seconds."""
-        object.__setattr__(self, "_sha256", sha256)
 
     @property
     def total(self) -> int:

@@ -17,13 +17,12 @@ from option_cases import change_line, read_line, write_inputs
 
 from cli import main
 from cost_models.calibrated.model import Calibration
-from placer import Plan, Topology
+from placer import Topology
 from placer.data import open_log
 from placer.data.schema import Schema
 from placer.dense.layers import read as read_dense
 from placer.errors import PlacerError
 from placer.knobs import Key, default_options
-from placer.plan.verify import violations
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.workloads import named_workload
@@ -151,21 +150,6 @@ def _planned(path: Path) -> None:
     )  # fmt: skip
 
 
-def _kept(cache: Path) -> None:
-    """Plan with a cache, and check the plan that comes of it."""
-    made = cache.with_name("made.json")
-    with mock.patch.dict(os.environ, {"PLACER_CACHE": str(cache)}):
-        command(
-            "plan", "--workload", "random-3@1", "--topology", "2xh100", "--solver", "greedy-cost",
-            "-o", made,
-        )  # fmt: skip
-        command("cache")
-    plan = Plan.load(made)
-    assert not violations(plan)
-    assert len(plan.topology.gpus) == 2
-    assert len(plan.tables) == 3
-
-
 def _followed(path: Path) -> None:
     if not (path.parent / "old-profile").exists():
         named_workload("random-3@1").save(path.parent / "old-profile")
@@ -247,7 +231,6 @@ FORMATS |= {
     ),
     "constrain": Format("rules.json", _written("rules.json", json.dumps(_RULES)), _constrained),
     "export-checkpoint": Format("step-000000000003", _plan_and_checkpoint, _exported),
-    "kept": Format("cache", lambda folder: _kept(folder / "cache"), _kept),
     "line": Format("line.txt", write_inputs, read_line, change_line),
 }
 SLOW = {

@@ -32,7 +32,6 @@ LINES = tuple(
         "topology 2x2xh100 --hbm 8GiB -o machine.yaml",
         "plan --profile profile --topology 1xh100 --solver greedy-size --batch-size 64 -o a.json",
         "plan --workload random-3@1 --topology 2xh100 --hbm 1GiB --solver greedy-size -o made.json",
-        "cache --clear",
         "compare --workload random-3@1 --topology 2xh100 --solvers greedy-size,greedy-cost",
         "fleet --workload random-3@1 --topology 2xh100 --solver greedy-size",
         "show plan.json --top 2",
@@ -59,7 +58,7 @@ _WORK = {
 }  # fmt: skip
 """Parameters for which a large number rightly means much work."""
 
-_OUTPUTS = {"output", "infer", "plot", "trace", "checkpoints", "cache", "schema"}
+_OUTPUTS = {"output", "infer", "plot", "trace", "checkpoints", "schema"}
 """Parameters that name what is written: nothing is to be written outside the folder."""
 
 _STEP = "step-000000000003"
@@ -140,7 +139,6 @@ def _value(option: click.Option | None, choose: random.Random) -> str:
 
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
-    """In a folder, with a cache of plans of its own, and errors that nobody expected raised."""
-    settings = {"PLACER_DEBUG": "1", "PLACER_CACHE": str(folder / "cache")}
-    with contextlib.chdir(folder), mock.patch.dict(os.environ, settings):
+    """In a folder, and errors that nobody expected raised."""
+    with contextlib.chdir(folder), mock.patch.dict(os.environ, {"PLACER_DEBUG": "1"}):
         yield
