@@ -25,7 +25,7 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, add_command, refuse_others, refuse_without, spoken
+from placer.click_options import Commands, add_command, quiet_option, refuse_others, refuse_without
 from placer.click_types import Choice, InputPath, LocalPath, Name, Number, OutputPath
 from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of, number_of
@@ -44,19 +44,17 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 @click.group(
     cls=Commands,
-    params=list(spoken()),
+    params=[quiet_option()],
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(placer.__version__, prog_name="placer")
-def main(**spoken: bool) -> None:
+def main() -> None:
     """Decide where the embedding tables of a recommendation model live, and train with it.
 
     \b
     placer profile day_0.gz --log-format criteo --id-mapping hash --rows 1000000 -o profile
     placer plan --profile profile --topology 8xh100 --hbm 8GiB -o plan.json
     placer train --plan plan.json --data day_0.gz
-
-    Options may also be set in placer.toml, or in variables such as PLACER_PLAN_TOPOLOGY.
     """
 
 
@@ -84,7 +82,7 @@ _SOLVERS = shared.SolverName()
 _PLACEMENT_NAMES = _PLACEMENTS.split(",")
 _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
 
-_SHOWN = "path path_by_place output quiet verbose"
+_SHOWN = "path path_by_place output"
 """Parameters of `show` that have an effect on whatever is shown."""
 
 Output = Literal["table", "json", "csv"]
@@ -166,7 +164,7 @@ def profile(
     if like is not None:
         from placer.profile.count import profile_like
 
-        refuse_others("--like", "logs log_format sample seed output like folder quiet verbose")
+        refuse_others("--like", "logs log_format sample seed output like folder")
         earlier = placer.Profile.load(like)
         with report.progress_bar("samples") as update:
             how: Any = {"sample": sample, "seed": seed, "progress": update}
@@ -177,7 +175,7 @@ def profile(
         if samples is None:
             raise click.UsageError("--log-format counts needs --samples")
         known = "logs log_format samples schema_path dims rows pooling dtype optimizer output"
-        refuse_others("--log-format counts", f"{known} folder quiet verbose")
+        refuse_others("--log-format counts", f"{known} folder")
         schema = options.schema()
         tables |= {"dim": dims_of(dims, schema.dims), "pooling": schema.poolings}
         result = profile_counts(logs, samples=samples, rows=schema.rows, **tables)

@@ -1,6 +1,5 @@
-"""What holds of every option of every command: variables, keys of files, outputs, headings."""
+"""What holds of every option of every command: values, outputs, headings; notes; completion."""
 
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,16 +7,17 @@ from typing import Any
 import click
 import pytest
 from cli_cases import COMMANDS, fail, invoke, misuse, succeed
+from click.shell_completion import ShellComplete
 
 from cli import main
-from placer.click_options import CommandOption
+from placer.click_options import HeadedOption
 from placer.click_types import OutputPath
 
 OPTIONS = [
     (name, option)
     for name in COMMANDS
     for option in main.commands[name].params
-    if isinstance(option, CommandOption) and option.name != "print_config"
+    if isinstance(option, HeadedOption)
 ]
 
 
@@ -73,82 +73,29 @@ def example(option: click.Option) -> str:
     return CHECKED.get(str(option.name)) or known.get(kind.name, "7")
 
 
-def shown(config: str, flag: str) -> str:
-    """The line of an option in what `--print-config` prints."""
-    [line] = [one for one in config.splitlines() if one.removeprefix("# ").startswith(f"{flag} =")]
-    return line
-
-
-@pytest.mark.parametrize(
-    ("command", "option"), mostly_slow(OPTIONS), ids=lambda one: getattr(one, "name", one)
-)
-def test_a_variable_and_a_key_do_what_the_flag_does(
-    command: str, option: click.Option, monkeypatch: pytest.MonkeyPatch, in_folder: Path
-) -> None:
-    flag, value = flag_of(option), example(option)
-    given = [flag] if option.is_flag else [flag, value]
-    by_flag = succeed(command, *given, "--print-config").stdout
-    assert not shown(by_flag, flag[2:]).startswith("#")
-    variable = f"PLACER_{command}_{flag[2:]}".replace("-", "_").upper()
-    monkeypatch.setenv(variable, value)
-    assert succeed(command, "--print-config").stdout == by_flag
-    monkeypatch.setenv(variable, "")
-    quoted = value if option.is_flag else f'"{value}"'
-    (in_folder / "placer.toml").write_text(f"[{command}]\n{flag[2:]} = {quoted}\n")
-    assert succeed(command, "--print-config").stdout == by_flag
-    # What is printed gives the same again.
-    (in_folder / "placer.toml").write_text(by_flag)
-    assert succeed(command, "--print-config").stdout == by_flag
-
-
 @pytest.mark.parametrize(
     ("command", "option"),
     mostly_slow(
         [
             (command, option)
             for command, option in OPTIONS
-            if option.is_flag
-            or isinstance(option.type, click.Choice | click.types.IntRange | click.types.FloatRange)
+            if isinstance(option.type, click.Choice | click.types.IntRange | click.types.FloatRange)
         ]
     ),
     ids=lambda one: getattr(one, "name", one),
 )
-def test_a_variable_and_a_key_are_checked_as_the_flag_is(
-    command: str, option: click.Option, monkeypatch: pytest.MonkeyPatch, in_folder: Path
-) -> None:
+def test_a_value_that_an_option_cannot_have_is_refused(command: str, option: click.Option) -> None:
     flag = flag_of(option)
-    variable = f"PLACER_{command}_{flag[2:]}".replace("-", "_").upper()
-    monkeypatch.setenv(variable, "maybe")
-    assert f"'{flag}' of the environment: " in misuse(command, "--print-config")
-    monkeypatch.delenv(variable)
-    (in_folder / "placer.toml").write_text(f'[{command}]\n{flag[2:]} = "maybe"\n')
-    assert f"'{flag}' of placer.toml: " in misuse(command, "--print-config")
+    assert f"'{flag}'" in misuse(command, flag, "maybe")
 
 
 @pytest.mark.parametrize(
-    ("name", "meant"),
-    [
-        ("PLACER_PLAN_COST_MODLE", "PLACER_PLAN_COST_MODEL"),
-        ("PLACER_PLAN_COMPARE_OUTPUT", ""),
-        ("PLACER_SHOW_HBM", ""),
-    ],
+    ("text", "named"), [("0s", "not more than 0 seconds"), ("2 weeks", "not a duration")]
 )
-def test_an_unknown_variable_is_an_error(
-    name: str, meant: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLACER_PLAN_TOPOLOGY", "8xh100")  # Of another command: it is right.
-    succeed("topology", "8xh100")
-    monkeypatch.setenv(name, "1")
-    result = invoke("topology", "8xh100")
-    assert result.exit_code == 2
-    assert name in result.stderr
-    assert meant in result.stderr
-    assert "Usage" in succeed("topology", "--help").stdout
-
-
-def test_values_between_blanks_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PLACER_PROFILE_IGNORE", shlex.join(["a b", "c"]))
-    assert 'ignore = ["a b", "c"]' in succeed("profile", "--print-config").stdout
+def test_durations_have_units(text: str, named: str) -> None:
+    plan = ("plan", "--workload", "criteo-kaggle", "--topology", "2xh100", "-o", "p.json")
+    assert named in invoke(*plan, "--time-limit", text).stderr
+    succeed(*plan, "--solver", "greedy-size", "--time-limit", "0.5min")
 
 
 OUTPUTS = [(name, option) for name, option in OPTIONS if isinstance(option.type, OutputPath)]
@@ -196,33 +143,44 @@ def test_an_output_is_checked_before_the_work(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_notes_are_left_out_before_and_after_a_command(command: str) -> None:
-    assert "quiet = true" in succeed(command, "--print-config", "-q").stdout
-    assert {"-q", "-v"} <= {flag for one in main.commands[command].params for flag in one.opts}
+def test_every_command_has_an_option_that_leaves_notes_out(command: str) -> None:
+    assert ["-q", "--quiet"] in [one.opts for one in main.commands[command].params]
 
 
-def test_a_command_says_how_long_it_took_wherever_it_is_asked() -> None:
-    for words in (("-v", "topology", "8xh100"), ("topology", "8xh100", "-v")):
-        assert " s, placer " in succeed(*words).stderr
+def test_quiet_leaves_notes_out_and_errors_in() -> None:
+    arguments = ("topology", "8xh100", "-o", "machine.yaml")
+    for is_quiet in (("-q", *arguments), (*arguments, "-q")):
+        assert "written" in succeed(*arguments).stderr
+        assert succeed(*is_quiet).stderr == ""
+    assert "9xh100" in invoke("-q", "topology", "9xh100").stderr
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in ("diff", "grow")])
+def test_quiet_leaves_warnings_out(in_folder: Path) -> None:
+    days = [in_folder / f"{day}.csv" for day in range(2)]
+    days[0].write_text("label,user\n0,a\n1,b\n")
+    days[1].write_text("label,user\n0,a\n1,c\n")
+    succeed("profile", days[0], "-o", "first")
+    succeed("-q", "profile", days[1], "--like", "first", "-o", "later")
+    plan = ("plan", "--profile", "later", "--topology", "1xh100", "--solver", "greedy-size")
+    assert "lookups of ids that the vocabularies lack" in succeed(*plan).stderr
+    assert succeed(*plan, "-q").stderr == ""
+
+
+PLANNED = [
+    name for name in COMMANDS if any("--plan" in one.opts for one in main.commands[name].params)
+]
+
+
+@pytest.mark.parametrize("command", PLANNED)
 def test_a_plan_may_stand_with_its_flag_or_without(command: str) -> None:
-    if not any("--plan" in one.opts for one in main.commands[command].params):
-        return
-    by_place = succeed(command, "a.json", "--print-config").stdout
-    assert 'plan = "a.json"' in by_place
-    assert succeed(command, "--plan", "a.json", "--print-config").stdout == by_place
-    assert "given twice" in fail_usage(command, "a.json", "--plan", "b.json")
-
-
-def fail_usage(*words: str) -> str:
-    """What a command that is used wrongly says."""
-    required = needed(words[0], main.commands[words[0]].params[0])  # type: ignore[arg-type]
-    more = [word for word in required if word != "nowhere"]
-    result = invoke(*words, *more)
-    assert result.exit_code == 2, result.output
-    return result.stderr
+    params = main.commands[command].params
+    more = [word for word in needed(command, params[0]) if word != "nowhere"]  # type: ignore[arg-type]
+    more += ["--batches", "1"] if command == "simulate" else []
+    by_place = fail(command, "a.json", *more)
+    assert "a.json" in by_place
+    assert fail(command, "--plan", "a.json", *more) == by_place
+    assert "given twice" in misuse(command, "a.json", "--plan", "b.json", *more)
+    assert "Missing option '--plan'" in misuse(command, *more)
 
 
 @pytest.mark.parametrize(
@@ -252,3 +210,18 @@ def test_help_says_all_in_sentences() -> None:
         assert option.help, (command, option.name)
         assert not option.help.startswith("Of "), (command, option.name)
         assert option.heading
+
+
+@pytest.mark.parametrize(
+    ("typed", "suggested"),
+    [
+        ("--workload criteo-k", ["criteo-kaggle"]),
+        ("--topology 8xh1", ["8xh100"]),
+        ("--solver greedy-d", ["greedy-dim"]),
+    ],
+)
+def test_a_shell_completes_values(typed: str, suggested: list[str]) -> None:
+    option, begun = typed.split()
+    complete = ShellComplete(main, {}, "placer", "_PLACER_COMPLETE")
+    items = complete.get_completions(["plan", option], begun)
+    assert [item.value for item in items] == suggested

@@ -116,6 +116,13 @@ def test_an_empty_file_asks_nothing(tmp_path: Path, text: str) -> None:
     assert not Constraints.load(write(tmp_path, text))
 
 
+@pytest.mark.parametrize("ending", ["yaml", "toml"])
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, ending: str) -> None:
+    texts = {"yaml": "together: [[C1, C2]]\r\n", "toml": 'together = [["C1", "C2"]]\r\n'}
+    file = write(tmp_path, "\ufeff" + texts[ending], f"rules.{ending}")
+    assert Constraints.load(file).together == (("C1", "C2"),)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

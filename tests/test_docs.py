@@ -7,6 +7,7 @@ import pytest
 from cli_cases import Workbench
 from docs_cases import LANGUAGES, PAGES, REPOSITORY, Shell, blocks_of
 
+from cli import main
 from solvers import solve
 
 SLOW = frozenset(
@@ -32,11 +33,12 @@ def folder(workbench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
     monkeypatch.chdir(tmp_path)
     # Pages leave limits out where the usual 20 seconds are right for their readers.
-    for command in ("PLAN", "COMPARE", "REPLAN", "REPORT"):
-        monkeypatch.setenv(f"PLACER_{command}_TIME_LIMIT", "0.5")
+    limits = dict.fromkeys(("plan", "compare", "replan", "report"), 0.5) | {"whatif": 4.0}
+    defaults = {(command, "time_limit"): seconds for command, seconds in limits.items()}
+    for (command, name), value in {**defaults, ("report", "explained"): 0}.items():
+        [one] = [one for one in main.commands[command].params if one.name == name]
+        monkeypatch.setattr(one, "default", value)
     monkeypatch.setitem(solve.__kwdefaults__, "time_limit_s", 0.5)
-    monkeypatch.setenv("PLACER_WHATIF_TIME_LIMIT", "4")
-    monkeypatch.setenv("PLACER_REPORT_EXPLAIN", "0")
     return tmp_path
 
 

@@ -4,6 +4,7 @@ docs/data.md describes the file. `placer profile --infer` writes it as TOML; `pl
 --schema` and `Schema.load` read it.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,6 @@ from placer.data.reader import EncodedLog, open_log, open_source
 from placer.data.source import Progress, Source
 from placer.errors import DataError
 from placer.files.atomic import write_text
-from placer.knobs import toml_value
 from placer.tables import MOST_DIM, MOST_ROWS, Pooling
 from placer.units import listed
 
@@ -183,10 +183,10 @@ def _text(source: Source, schema: Schema) -> str:
     for name in _OF_LAYOUT:
         value = getattr(layout, name)
         if value is not None:
-            lines.append(f"{name} = {toml_value(value)}")
+            lines.append(f"{name} = {_toml(value)}")
     if layout.names:
-        lines.append(f"names = {toml_value(list(layout.names))}  # no line of the file names them")
-    lines.append(f"null = {toml_value(list(layout.nulls))}  # texts that say: a value is missing")
+        lines.append(f"names = {_toml(list(layout.names))}  # no line of the file names them")
+    lines.append(f"null = {_toml(list(layout.nulls))}  # texts that say: a value is missing")
     lines.append(f'missing = "{schema.missing}"  # or "empty": a missing value is no lookup')
     lines += [
         f"headroom = {schema.headroom}  # share of rows for larger ids of later logs, in tables of "
@@ -197,18 +197,18 @@ def _text(source: Source, schema: Schema) -> str:
     ]
     entries = []
     for one in source.columns.decisions:
-        value = toml_value(one.role)
+        value = _toml(one.role)
         if one.role == "sparse":
-            parts = [f'as = "sparse", type = {toml_value(layout.types[one.column])}']
+            parts = [f'as = "sparse", type = {_toml(layout.types[one.column])}']
             if one.column in lists:
-                parts.append(f"separator = {toml_value(lists[one.column])}")
+                parts.append(f"separator = {_toml(lists[one.column])}")
             if table := schema.feature_tables.get(one.column):
-                parts.append(f"table = {toml_value(table)}")
+                parts.append(f"table = {_toml(table)}")
             if pooling := schema.poolings.get(one.column, schema.poolings.get("*")):
-                parts.append(f"pooling = {toml_value(pooling)}")
+                parts.append(f"pooling = {_toml(pooling)}")
             value = "{" + ", ".join(parts) + "}"
         plain = re.fullmatch(r"[A-Za-z0-9_-]*[A-Za-z0-9][A-Za-z0-9_-]*", one.column) is not None
-        name = one.column if plain else toml_value(one.column)
+        name = one.column if plain else _toml(one.column)
         entries.append((f"{name} = {value}", one.why))
     width = max(len(entry) for entry, _ in entries)
     lines += [f"{entry:<{width}}  # {' '.join(why.split())}" for entry, why in entries]
@@ -232,6 +232,11 @@ def _text(source: Source, schema: Schema) -> str:
     for table in sorted({name for of in fields.values() for name in of}):
         given = {name: of[table] for name, of in fields.items() if table in of}
         if (table, given) != ("*", {"id_mapping": "auto"}):  # Which is the default.
-            set_fields = [f"{name} = {toml_value(value)}" for name, value in given.items()]
-            lines += [f"[tables.{toml_value(table)}]", *set_fields, ""]
+            set_fields = [f"{name} = {_toml(value)}" for name, value in given.items()]
+            lines += [f"[tables.{_toml(table)}]", *set_fields, ""]
     return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    """Return a value as TOML, which writes texts as JSON does, but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -36,13 +36,6 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
-def print_seconds(seconds: float) -> None:
-    """Print how long a command took."""
-    from placer import __version__
-
-    print_stderr(f"{seconds:.1f} s, placer {__version__}, Python {sys.version.split()[0]}")
-
-
 def print_stderr(text: str, style: str = "dim") -> None:
     """Print a line on stderr unchanged: without wrapping, markup or emoji codes."""
     if _quiet and style != "red":  # Errors are red.

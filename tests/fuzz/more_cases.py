@@ -22,7 +22,6 @@ from placer.data import open_log
 from placer.data.schema import Schema
 from placer.dense.layers import read as read_dense
 from placer.errors import PlacerError
-from placer.knobs import Key, default_options
 from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.workloads import named_workload
@@ -94,7 +93,6 @@ item = {as = "sparse", table = "items"}
 [tables]
 items = {rows = 90, dim = 8, id_mapping = "hash"}
 """
-_OPTIONS = 'topology = "8xh100"\nseed = 3\n[plan]\nsolver = "auto"\nhbm = "8GiB"\n'
 _RULES = {
     "tables": {"t2": {"devices": ["gpu:0"], "tier": "hbm"}, "t1": {"forbid": ["staged"]}},
     "together": [["t2", "t3"]],
@@ -113,13 +111,6 @@ def _with_log(name: str, content: object) -> Callable[[Path], object]:
 
 def _read_schema(path: Path) -> None:
     Schema.load(path).open([str(path.parent / "log.csv")])
-
-
-def _read_options(path: Path) -> None:
-    shared = {name: Key(name) for name in ("topology", "seed")}
-    commands = {"show": shared, "compare": shared}
-    commands["plan"] = shared | {name: Key(name) for name in ("solver", "hbm")}
-    default_options(commands, {"PLACER_CONFIG": str(path)})
 
 
 def _like(folder: Path) -> None:
@@ -191,7 +182,6 @@ FORMATS |= {
     ),
     "schema": Format("schema.toml", _with_log("schema.toml", _SCHEMA_TOML), _read_schema),
     "schema-json": Format("schema.json", _with_log("schema.json", _SCHEMA), _read_schema),
-    "options": Format("placer.toml", _written("placer.toml", _OPTIONS), _read_options),
     "dense": Format("dense.json", _written("dense.json", json.dumps(_DENSE)), read_dense),
     "like": Format(
         "profile",

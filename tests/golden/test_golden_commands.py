@@ -19,7 +19,7 @@ for gone in ("compare searches", *(f"plan {name}" for name in GONE)):
     RECORDED["cases"].pop(gone, None)
 GONE_KEYS = frozenset({"zipf_fitted", "zipf_exponent"})
 """What was recorded of tables in reports, and is no longer there for logs."""
-GONE_OPTIONS = frozenset({"cache"})
+GONE_OPTIONS = frozenset({"cache", "print_config", "verbose"})
 for gone in ("cache",):
     del RECORDED["options"][gone]
 FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
