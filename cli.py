@@ -78,7 +78,7 @@ _COMPARED = "greedy-size,greedy-lookup,greedy-size-lookup,greedy-dim,greedy-cost
 _ANY_FORMAT, _SHARE = Choice([*FORMATS, "counts"]), Number(0, 1, min_open=True)
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
-_SOLVERS = shared.SolverName()
+_SOLVERS = Choice(list(solvers.SOLVERS))
 _PLACEMENT_NAMES = _PLACEMENTS.split(",")
 _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
 

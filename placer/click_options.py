@@ -7,7 +7,6 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -24,7 +23,6 @@ from placer.click_types import (
     Seconds,
     WholeNumber,
 )
-from placer.data.layout import FORMATS
 from placer.knobs import (
     Option,
     called,
@@ -34,10 +32,6 @@ from placer.knobs import (
 from placer.report.failures import one_line_errors
 from placer.topology.presets import preset_help
 from placer.units import shortened
-
-_EARLIER = {"--data-format": "--log-format", "--report": "--format"}
-"""New names of options, by their names in 0.1.0."""
-_LOG_FORMATS = {*FORMATS, "counts"} - {"csv"}  # `--format csv` means results as CSV.
 
 _BY_PLACE = "_by_place"
 """Suffix for the name of an argument that may replace an option."""
@@ -212,20 +206,6 @@ def _given() -> Iterator[tuple[str, str]]:
             yield name, parameter.opts[-1]
 
 
-def _renamed(command: str | None, words: list[str]) -> Iterator[str]:
-    """Yield the words of a command line, with old names of options replaced by the new ones."""
-    for word, following in zip_longest(words, words[1:], fillvalue=""):
-        flag, equals, value = word.partition("=")
-        now = _EARLIER.get(flag, flag)
-        if command == "profile" and flag == "--format" and (value or following) in _LOG_FORMATS:
-            now = "--log-format"
-        if now != flag:
-            from placer.report.console import print_stderr
-
-            print_stderr(f"{flag} is called {now} now")
-        yield now + equals + value
-
-
 @contextlib.contextmanager
 def _plain_usage_errors() -> Iterator[None]:
     """Shorten usage errors to one line without control characters."""
@@ -245,9 +225,3 @@ class Commands(click.Group):
     def invoke(self, context: click.Context) -> Any:
         with one_line_errors(), _plain_usage_errors():
             return super().invoke(context)
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, command, rest = super().resolve_command(ctx, args)
-        return name, command, list(_renamed(name, rest))

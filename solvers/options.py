@@ -24,7 +24,7 @@ from placer.plan.fields import Pipeline
 from placer.tables import COLD_DTYPES, DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.units import parse_bytes
-from solvers.registry import GONE, SOLVERS, no_solver
+from solvers.registry import SOLVERS
 
 if TYPE_CHECKING:
     from placer.growing import Growing
@@ -68,18 +68,6 @@ RULES = option(
     kind=LocalPath(),
     metavar="FILE",
 )
-
-
-class SolverName(Choice):
-    """The name of a solver. For a removed solver, the message names the one to use."""
-
-    def __init__(self) -> None:
-        super().__init__(list(SOLVERS))
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value in GONE:
-            self.fail(no_solver(value), param, ctx)
-        return super().convert(value, param, ctx)
 
 
 SOLVER_LIST = Name("solver", SOLVERS.__contains__, SOLVERS, several=True)

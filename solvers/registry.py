@@ -25,20 +25,6 @@ SOLVERS = {
 }
 """The path of each solver's class by the solver's name; `solver` imports the class."""
 
-GONE = {"flow": "greedy-cost", "lns": "auto", "local-search": "auto"}
-"""Names of removed solvers, and the solvers to use instead."""
-
-
-def no_solver(name: str) -> str:
-    """Return the message that no solver has this name, with the names to use.
-
-    >>> no_solver("lns")
-    "the solver 'lns' is gone; use auto"
-    """
-    if name in GONE:
-        return f"the solver {name!r} is gone; use {GONE[name]}"
-    return f"no solver is called {name!r}; choose from {', '.join(SOLVERS)}"
-
 
 def check_names(text: str) -> None:
     """Raise PlacerError unless a text has names of solvers, with commas between.
@@ -46,8 +32,7 @@ def check_names(text: str) -> None:
     >>> check_names("ilp, auto")
     """
     for name in text.split(","):
-        if name.strip() not in SOLVERS:
-            raise PlacerError(no_solver(name.strip()))
+        _class_of(name.strip())
 
 
 def solver(name: str) -> "Solver":
@@ -58,11 +43,16 @@ def solver(name: str) -> "Solver":
 
     Raises PlacerError if no solver has this name; the message lists valid names.
     """
-    if name not in SOLVERS:
-        raise PlacerError(no_solver(name))
-    module, _, strategy = SOLVERS[name].rpartition(".")
+    module, _, strategy = _class_of(name).rpartition(".")
     made: Solver = getattr(importlib.import_module(module), strategy)()
     return made
+
+
+def _class_of(name: str) -> str:
+    """Return the path of a solver's class; raise PlacerError if no solver has this name."""
+    if name not in SOLVERS:
+        raise PlacerError(f"no solver is called {name!r}; choose from {', '.join(SOLVERS)}")
+    return SOLVERS[name]
 
 
 def solve(

@@ -366,19 +366,3 @@ def test_one_name_for_the_format_of_results_and_one_for_that_of_logs() -> None:
             assert re.search(r"\[table\|json(\|csv)?\]", line), f"{name}: {line}"
     readers = ("demo", "pilot", "profile", "report", "simulate", "train")
     assert [name for name in sorted(shown) if "--log-format" in shown[name]] == list(readers)
-
-
-@pytest.mark.parametrize(
-    ("earlier", "now"),
-    [
-        (("--format", "parquet"), "--format is called --log-format"),
-        (("--format=parquet",), "--format is called --log-format"),
-        (("--report", "json"), "--report is called --format"),
-    ],
-)
-def test_earlier_names_of_options_are_taken(
-    earlier: tuple[str, ...], now: str, workbench: Workbench, tmp_path: Path
-) -> None:
-    done = succeed("profile", workbench.parquet, *earlier, "-o", tmp_path / "p")
-    assert now in done.stderr
-    assert done.stdout.startswith("{") == ("json" in earlier)

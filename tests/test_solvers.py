@@ -36,7 +36,6 @@ from solvers import SOLVERS, Limits, Solver, SolveResult, solve, solver
 from solvers.bounds.feasibility import impossible
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.registry import GONE
 from solvers.strategies import _stages
 
 GAP = 2e-2
@@ -577,9 +576,6 @@ def test_unknown_names_list_the_valid_ones() -> None:
     with pytest.raises(PlacerError, match="no cost model is called 'magic'"):
         solve(PROBLEMS["roomy"](), cost_model="magic")
     assert {solver(name).name for name in SOLVERS} == set(SOLVERS)
-    for name, other in GONE.items():
-        with pytest.raises(PlacerError, match=f"{name}' is gone; use {other}"):
-            solver(name)
 
 
 def test_the_strategy_of_the_contributors_page(monkeypatch: pytest.MonkeyPatch) -> None:
