@@ -259,25 +259,6 @@ def workloads(name: Text = argument(None), output: Output = OUTPUT) -> None:
 
 
 @_command
-def estimate_memory(
-    source: str = argument(),
-    arguments: Texts = option((), "Argument of the model class.", "--set", metavar="NAME=VALUE"),
-    output: Output = OUTPUT,
-) -> None:
-    """Show how much memory tables take, for each dtype and optimizer.
-
-    SOURCE is a profile, a workload, or a model class as MODULE:CLASS, which is made on PyTorch's
-    meta device and so takes no memory.
-
-    \b
-    placer estimate-memory mlperf-dcnv2
-    placer estimate-memory torch.nn:EmbeddingBag --set num_embeddings=9999 --set embedding_dim=64
-    """
-    tables, dense = shared.tables_of(source, arguments)
-    report.print_report(report.estimate_report(source, tables, dense), output)
-
-
-@_command
 def topology(
     machine: str = argument("auto", shared.A_MACHINE),
     hbm: Text = HBM,

@@ -21,7 +21,7 @@ from placer.errors import PlacerError
 from placer.executor import BACKENDS
 from placer.knobs import option
 from placer.plan.fields import Pipeline
-from placer.tables import COLD_DTYPES, DTYPE_BYTES, OPTIMIZERS, Table
+from placer.tables import COLD_DTYPES, DTYPE_BYTES, OPTIMIZERS
 from placer.topology.kinds import GPU_KINDS, NAMED
 from placer.units import parse_bytes
 from solvers.registry import SOLVERS
@@ -332,25 +332,6 @@ class Effort:
         spent_s = 0.0 if began is None else time.monotonic() - began
         how: Any = {"max_steps": self.steps, "stop": stop, "spent_s": spent_s}
         return Limits(self.time_limit, self.gap, self.seed, **how)
-
-
-def tables_of(source: str, arguments: Sequence[str]) -> tuple[list[Table], int]:
-    """Return a profile's, workload's or model class's tables, and its number of other weights."""
-    stored = Path(source).exists()
-    if ":" in source and not stored:
-        from placer.adapters.pytorch.models import tables_of_class
-
-        return tables_of_class(source, arguments)
-    if arguments:
-        raise click.UsageError("--set is for a model class, given as MODULE:CLASS")
-    from placer.workloads import named_workload
-
-    if stored:
-        found = placer.Profile.load(source)
-    else:
-        with usage_errors("SOURCE"):
-            found = named_workload(source)
-    return [one.table for one in found], 0
 
 
 @dataclass(frozen=True, slots=True)

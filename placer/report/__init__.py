@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from placer.report.console import stoppable as stoppable
     from placer.report.console import this_command as this_command
     from placer.report.failures import one_line_errors as one_line_errors
-    from placer.report.inputs import estimate_report as estimate_report
     from placer.report.inputs import growing_words as growing_words
     from placer.report.inputs import profile_report as profile_report
     from placer.report.inputs import topology_report as topology_report

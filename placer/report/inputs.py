@@ -1,9 +1,6 @@
 """Reports of inputs: profiles, workloads, memory of tables, and machines."""
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from placer.growing.options import OPEN_OVER_RANKS
 from placer.growing.working_set import SHARES, WorkingSet
@@ -13,7 +10,6 @@ from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.report import section as form
 from placer.report.section import Column, Report, Row, Section, columns, table_of
-from placer.tables import DTYPE_BYTES, OPTIMIZERS, Table
 from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
 from placer.units import counted, format_bytes
@@ -234,34 +230,6 @@ def workloads_report() -> Report:
         Column("title", "what", wraps=True),
     )
     return Report("Named workloads", (workloads,))
-
-
-def estimate_report(source: str, tables: Sequence[Table], dense_parameters: int = 0) -> Report:
-    """Report the bytes of weights and optimizer state for each dtype and optimizer.
-
-    `source` names the origin of the tables, for people. Each of the `dense_parameters` takes 16
-    bytes in training with float32 and Adam.
-    """
-    found = []
-    for dtype, optimizer in itertools.product(DTYPE_BYTES, OPTIMIZERS):
-        kind: Any = {"dtype": dtype, "optimizer": optimizer}
-        as_asked = [replace(one, **kind) for one in tables]
-        weights = sum(one.rows * one.weight_bytes_per_row() for one in as_asked)
-        state = sum(one.rows * one.state_bytes_per_row() for one in as_asked)
-        found.append((dtype, optimizer, weights, state, weights + state))
-    rows = sum(one.rows for one in tables)
-    dense = f"; beside them {dense_parameters:,} dense parameters" if dense_parameters else ""
-    memory = table_of(
-        found,
-        "memory",
-        "All tables, with their optimizer state",
-        *columns(dtype="dtype", optimizer="optimizer"),
-        *columns(weight_bytes="weights", state_bytes="state", total_bytes="together"),
-    )
-    facts = {"source": source, "tables": len(tables), "rows": rows}
-    facts["dense_parameters"] = dense_parameters
-    words = f"{counted(len(tables), 'table')}, {rows:,} rows{dense}"
-    return Report(f"Memory of {source}", (memory,), facts, (words,))
 
 
 def topology_report(topology: Topology) -> Report:

@@ -125,7 +125,6 @@ replan of every kind -> new.json: replan --from every.json --profile items {SHOR
   --horizon-steps 1000 {GREEDY}
 simulate of every kind: simulate every.json --batches 12 --profile items
 diff of every kind: diff every.json of-items.json
-estimate-memory of every kind: estimate-memory items
 fleet: fleet --profile items --topology 8xh100,1xt4,2x8xl4 --price 1xt4=0.5 --within 5h \
   --batch-size 512 --time-limit 600 --steps 5
 """

@@ -14,12 +14,16 @@ from golden_inputs import workbench
 RECORDED = golden_store.recorded("commands")
 # What is gone is no longer compared.
 GONE_SOLVERS = frozenset({"flow", "lns", "local-search"})
-for gone in ("compare searches", *(f"plan {name}" for name in GONE_SOLVERS)):
+for gone in (
+    "compare searches",
+    "estimate-memory of every kind",
+    *(f"plan {name}" for name in GONE_SOLVERS),
+):
     RECORDED["cases"].pop(gone, None)
 GONE_KEYS = frozenset({"zipf_fitted", "zipf_exponent"})
 """What was recorded of tables in reports, and is no longer there for logs."""
 GONE_OPTIONS = frozenset({"cache", "print_config", "verbose"})
-for gone in ("cache",):
+for gone in ("cache", "estimate-memory"):
     del RECORDED["options"][gone]
 FIRST = {name.split()[0]: name for name in reversed(RECORDED["cases"])}
 """A case of each command."""

@@ -1,20 +1,16 @@
 """Find the embedding tables of a PyTorch model, match them with a plan, and draw weights."""
 
-import ast
 import hashlib
-import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from placer.errors import PlacerError, PlanMismatchError
+from placer.errors import PlanMismatchError
 from placer.executor.id_order import IdOrder, blocks_of
 from placer.executor.memory.arena import TORCH_DTYPES
 from placer.tables import DType, Pooling, Table
@@ -235,53 +231,6 @@ def dtype_of(dtype: torch.dtype, name: str) -> DType:
         if candidate == dtype:
             return known  # type: ignore[return-value]  # its keys are just these
     raise PlanMismatchError(f"table {name!r} is of {dtype}; placed are {', '.join(TORCH_DTYPES)}")
-
-
-def tables_of_class(name: str, arguments: Sequence[str] = ()) -> tuple[list[Table], int]:
-    """Make a model on the meta device; return its tables and the number of its other parameters.
-
-    `name` is ``package.module:Class``, or a function that makes the model. The module may be in the
-    working folder. `arguments` are ``NAME=VALUE`` with a Python value; a plain word is text.
-
-    >>> tables, dense = tables_of_class(
-    ...     "torch.nn:EmbeddingBag", ["num_embeddings=1000", "embedding_dim=8"]
-    ... )
-    >>> [(table.rows, table.dim) for table in tables], dense
-    ([(1000, 8)], 0)
-    """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
-    try:
-        make: Any = resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PlacerError(f"cannot import {name!r}: {error}; write package.module:Class") from error
-    options = {}
-    for argument in arguments:
-        key, _, text = argument.partition("=")
-        try:
-            options[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            options[key] = text
-    try:
-        with torch.device("meta"):
-            model = make(**options)
-    except Exception as error:  # A user's class may raise anything.
-        raise PlacerError(
-            f"{name} cannot be made with {options or 'no arguments'}: "
-            f"{type(error).__name__}: {error}; give arguments as --set NAME=VALUE"
-        ) from error
-    found = model_tables(model) if isinstance(model, nn.Module) else ()
-    if not found:
-        raise PlacerError(f"{name} makes no model with nn.Embedding or nn.EmbeddingBag in it")
-    tables = []
-    for one in found:
-        rows, dim = one.weight.shape
-        path = one.path or "weight"
-        tables.append(Table(path, rows, dim, dtype_of(one.weight.dtype, path)))
-    embedded = {id(one.weight) for one in found}
-    dense = sum(one.numel() for one in model.parameters() if id(one) not in embedded)
-    return tables, dense
 
 
 class DrawnRows:
