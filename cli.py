@@ -25,12 +25,12 @@ import placer
 import solvers
 from cost_models import report as cost_reports
 from placer import report
-from placer.click_options import Commands, add_command, quiet_option, refuse_others, refuse_without
-from placer.click_types import Choice, InputPath, LocalPath, Name, Number, OutputPath
+from placer.click_options import QUIET, Commands, add_command, refuse_others, refuse_without
+from placer.click_types import Choice, InputPath, Name, Number, OutputPath
 from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of, number_of
 from placer.errors import ProblemError, TopologyError
-from placer.knobs import argument, option, options_of
+from placer.knobs import argument, option
 from placer.units import counted, parse_bytes, parse_sizes
 from solvers import options as shared
 from solvers import report as solver_reports
@@ -44,7 +44,7 @@ _EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 @click.group(
     cls=Commands,
-    params=[quiet_option()],
+    params=[QUIET],
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
 @click.version_option(placer.__version__, prog_name="placer")
@@ -79,8 +79,7 @@ _ANY_FORMAT, _SHARE = Choice([*FORMATS, "counts"]), Number(0, 1, min_open=True)
 _PLATFORMS = "big-basin,zion,8xh200,16xcpu"
 _PLACEMENTS = "gpu,row-wise,hot-cold,cached,host-staged,host-read,host-pooled,remote,cpu"
 _SOLVERS = Choice(list(solvers.SOLVERS))
-_PLACEMENT_NAMES = _PLACEMENTS.split(",")
-_PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NAMES, several=True)
+_PLACEMENT_LIST = Name("placement", _PLACEMENTS.split(","), several=True)
 
 _SHOWN = "path path_by_place output"
 """Parameters of `show` that have an effect on whatever is shown."""
@@ -96,13 +95,14 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
-STORED, LOCAL, FILE, FOLDER = InputPath(), LocalPath(), OutputPath("file"), OutputPath("folder")
+STORED, LOCAL = InputPath(), InputPath(is_local=True)
+FILE, FOLDER = OutputPath("file"), OutputPath("folder")
 LOCAL_FILE, IMAGE = OutputPath("file", is_local=True), OutputPath("file", (".png", ".pdf", ".svg"))
 HERE = OutputPath("folder", is_local=True)
 YAML = OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem", kind=parse_bytes)
-PLAN = option(..., "The plan; or give it as PLAN.", "--plan", kind=STORED, positional=True)
+PLAN = option(None, "The plan; or give it as PLAN.", "--plan", kind=STORED)
 PROFILE = option(None, "Profile of the log; by default the plan's.", "--profile", kind=STORED)
 PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER)
 PLAN_FILE = option(
@@ -489,11 +489,11 @@ def show(
     report.print_report(shown, output)
 
 
-@partial(_command, name="report")
+@_command
 def report_command(
     path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: dict[str, Any] = options_of(page.Questions, "Parts of the page"),
+    asked: page.Questions = BUNDLE,
     profile_path: File = PROFILE,
     model: str = shared.MODEL,
     rules: File = shared.RULES,
@@ -506,10 +506,10 @@ def report_command(
     placer report plan.json -o report.html
     placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
     """
-    if not asked["data"]:
+    if not asked.data:
         refuse_without("--data", "log_format batches windows")
     with report.stoppable() as stop, report.progress_bar("parts") as update:
-        answers = page.ask(path, second, page.Questions(**asked), profile_path, rules, model,
+        answers = page.ask(path, second, asked, profile_path, rules, model,
                            limits=effort.limits(stop), on_progress=update)  # fmt: skip
     page.write_page(answers, file, command=report.this_command())
     click.echo(f"page written to {file}")
@@ -553,7 +553,7 @@ def verify(
         sys.exit(1)
 
 
-@partial(_command, name="diff")
+@_command
 def diff_command(
     old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
 ) -> None:

@@ -1,11 +1,9 @@
 """Click types of options: paths to read or write, names, numbers, durations."""
 
 import contextlib
-import errno
 import math
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,60 +18,46 @@ STAGING = "placer.staging"
 """Key of the `Staging` in a command's context."""
 
 
-def _staging(context: click.Context | None) -> Any:
-    """Return the command's `placer.data.files.staging.Staging`, and make it if needed."""
-    from placer.data.files.staging import Staging
+class InputPath(click.Path):
+    """A file or folder to read: by a path on this machine or, unless `is_local`, a store's URI."""
 
-    context = context or click.get_current_context()
-    if STAGING not in context.meta:
-        context.meta[STAGING] = Staging()
-        context.call_on_close(context.meta[STAGING].close)
-    return context.meta[STAGING]
+    is_read = True
 
-
-class LocalPath(click.Path):
-    """A file or folder to read on this machine."""
-
-    def __init__(self) -> None:
+    def __init__(self, is_local: bool = False) -> None:
         super().__init__(path_type=Path)
+        self._is_local = is_local
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            scheme = value.partition("://")[0]
+        scheme, is_uri, _ = value.partition("://") if isinstance(value, str) else ("", "", "")
+        if is_uri and self._is_local:
             self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
+        if is_uri:
+            return self._staged(value, ctx or click.get_current_context())
         if value == "":  # An unset shell variable. "" would be the working folder.
             self.fail("the path is empty", param, ctx)
-        if isinstance(value, str) and "\0" in value:
-            self.fail(f"{value!r} has a null character, which no path has", param, ctx)
-        self.check_length(value)
         return super().convert(value, param, ctx)
 
-    def check_length(self, value: Any) -> None:
-        """Refuse a name that is too long for the file system."""
-        try:
-            os.lstat(value)
-        except (OSError, ValueError, TypeError) as error:
-            if getattr(error, "errno", None) == errno.ENAMETOOLONG:
-                self.fail(f"{str(value)[:40]}... is too long for the name of a file")
+    def _staged(self, uri: str, context: click.Context) -> Path:
+        """Return the path of a copy on this machine, which the command's `Staging` makes."""
+        from placer.data.files.staging import Staging
+
+        if STAGING not in context.meta:
+            context.meta[STAGING] = Staging()
+            context.call_on_close(context.meta[STAGING].close)
+        staging: Staging = context.meta[STAGING]
+        return staging.input(uri) if self.is_read else staging.output(uri)
 
 
-class InputPath(LocalPath):
-    """A plan, a profile or a small file to read, by a path on this machine or a store's URI."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            return _staging(ctx).input(value)
-        return super().convert(value, param, ctx)
-
-
-class OutputPath(LocalPath):
+class OutputPath(InputPath):
     """A path to write a result to. Before the command's work, `check` tests if it can be written.
 
     `what` says whether it is a file or a folder. The name must have one of the `endings`, if any.
-    Results may go to a URI of a store, and are sent at the command's end, unless `is_local`.
-    `makes_folders`: missing parents are made. `follows` names the parameter of the one input that
-    the result may overwrite, such as the old plan of a replan.
+    A result at a store's URI is sent at the command's end. `makes_folders`: missing parents are
+    made. `follows` names the parameter of the one input that the result may overwrite, such as the
+    old plan of a replan.
     """
+
+    is_read = False
 
     def __init__(
         self,
@@ -83,46 +67,34 @@ class OutputPath(LocalPath):
         makes_folders: bool = False,
         follows: str = "",
     ) -> None:
-        super().__init__()
-        self.follows = follows
+        super().__init__(is_local)
         self._what, self._endings = what, endings
-        self._is_local, self._makes_folders = is_local, makes_folders
+        self._makes_folders, self._follows = makes_folders, follows
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value and not self._is_local:
-            return _staging(ctx).output(value)
-        if self._what == "file" and str(value).endswith("/"):
+        if self._what == "file" and str(value).endswith("/") and "://" not in str(value):
             self.fail(f"{value} is a folder; name a file", param, ctx)
         return super().convert(value, param, ctx)
 
-    def check_length(self, value: Any) -> None:
-        """Do nothing: `check` tests the name."""
+    def check(self, path: Path, inputs: Mapping[str, tuple[Path | str, ...]]) -> None:
+        """Raise PlacerError if the path cannot be written, or if the command reads it.
 
-    def check(self, path: Path) -> None:
-        """Refuse a path that cannot be written; see `check_place`."""
+        `inputs` has what the command reads by parameter: files, folders with all files in them, and
+        texts that may name logs. A log's folder may have other files, so these are not refused.
+        """
         if self._endings and path.suffix.lower() not in self._endings:
             raise PlacerError(f"cannot write {path}: end its name in {' or '.join(self._endings)}")
         if not getattr(path, "uri", ""):
             check_place(path, self._what, self._makes_folders)
-
-    def check_inputs(self, path: Path, inputs: Iterable[Path | str]) -> None:
-        """Raise PlacerError if the command reads this file or folder.
-
-        It reads each of `inputs`, and all files of a folder among them. A text may name a log. A
-        log's folder may have other files, so these are not refused.
-        """
-        if not path.exists():
-            return
-        for one in inputs:
+        others = [one for at, several in inputs.items() if at != self._follows for one in several]
+        for one in others if path.exists() else ():
             with contextlib.suppress(OSError, ValueError):  # A text that is no path.
                 is_folder = path.is_file() and isinstance(one, Path) and one.is_dir()
                 is_inside = is_folder and path.resolve().is_relative_to(Path(one).resolve())
                 if is_inside or Path(one).samefile(path):
-                    where = f"it is in {one}, which" if is_inside else "it"
-                    raise PlacerError(
-                        f"cannot write {path}: {where} is what this command reads; name another "
-                        f"{self._what}"
-                    )
+                    said = f"it is in {one}, which" if is_inside else "it"
+                    said = f"{said} is what this command reads; name another {self._what}"
+                    raise PlacerError(f"cannot write {path}: {said}")
 
 
 class Choice(click.Choice):  # type: ignore[type-arg]  # Generic in newer versions of click.
@@ -141,9 +113,7 @@ class Number(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not finite", param, ctx)
-        return number
+        return number if math.isfinite(number) else self.fail(f"{value} is not finite", param, ctx)
 
 
 class WholeNumber(click.IntRange):
@@ -151,90 +121,37 @@ class WholeNumber(click.IntRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if number > sys.maxsize:
-            self.fail(f"{value} is too large", param, ctx)
-        return number
+        return number if number <= sys.maxsize else self.fail(f"{value} is too large", param, ctx)
 
 
-class Name(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
-    """A name, or several separated by commas, that `accepts` must return true for.
+class Checked(click.ParamType):  # type: ignore[type-arg]  # Generic in the newest click alone.
+    """A text that a function checks. The function raises PlacerError for a wrong text.
 
-    Messages call it `name` and list the `known` names. Help shows `shown` for the value.
+    The shell completes it to one of `suggested`, and to a file if `files`.
     """
-
-    def __init__(
-        self,
-        name: str,
-        accepts: Callable[[str], bool],
-        known: Iterable[str],
-        several: bool = False,
-        shown: str | None = None,
-    ) -> None:
-        self.name, self._accepts, self._known = name, accepts, list(known)
-        self._several, self._shown = several, shown
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        names = [one.strip() for one in value.split(",") if one.strip()]
-        for one in names if self._several else [value]:
-            if not self._accepts(one):
-                more = did_you_mean(one, self._known)
-                known = ", ".join(self._known)
-                self.fail(f"no {self.name} is called {one!r}; there are {known}{more}", param, ctx)
-        if self._several and not names:
-            self.fail(f"name at least one {self.name}", param, ctx)
-        return list(dict.fromkeys(names)) if self._several else value
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
-        return self._shown or "TEXT"
-
-
-class Seconds(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """A duration: seconds, or a number with a unit such as ``5min``."""
-
-    name = "seconds"
-
-    def __init__(self, or_none: bool = False) -> None:
-        self._or_none = or_none
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            seconds = parse_seconds(str(value))
-        except PlacerError as error:
-            self.fail(str(error), param, ctx)
-        if seconds == 0 and not self._or_none:
-            self.fail(f"{value} is not more than 0 seconds", param, ctx)
-        return seconds
-
-
-class Checked(click.ParamType):  # type: ignore[type-arg]  # As above.
-    """A text that a function checks. The function raises PlacerError for a wrong text."""
 
     name = "text"
 
-    def __init__(self, check: Callable[[str], object]) -> None:
-        self._check = check
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("it is empty", param, ctx)
-        try:
-            self._check(value)
-        except PlacerError as error:
-            self.fail(str(error), param, ctx)
-        return value
-
-
-class Suggested(Checked):
-    """A checked text. The shell's completion suggests some values, and files if `files`."""
-
     def __init__(
         self,
-        suggested: Callable[[], Iterable[str]],
-        files: bool = False,
         check: Callable[[str], object] = str,
+        suggested: Callable[[], Iterable[str]] = tuple,
+        files: bool = False,
     ) -> None:
-        super().__init__(check)
-        self._suggested, self._files = suggested, files
+        self._check, self._suggested, self._files = check, suggested, files
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return self.parse(str(value))
+        except PlacerError as error:
+            self.fail(str(error), param, ctx)
+
+    def parse(self, text: str) -> Any:
+        """Return the value of a text; raise PlacerError for a wrong text."""
+        if not text:
+            raise PlacerError("it is empty")
+        self._check(text)
+        return text
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -242,3 +159,52 @@ class Suggested(Checked):
         """Return suggestions that begin with the incomplete text."""
         items = [CompletionItem(name) for name in self._suggested() if name.startswith(incomplete)]
         return items or ([CompletionItem(incomplete, type="file")] if self._files else [])
+
+
+class Seconds(Checked):
+    """A duration: seconds, or a number with a unit such as ``5min``."""
+
+    name = "seconds"
+
+    def __init__(self, or_none: bool = False) -> None:
+        super().__init__()
+        self._or_none = or_none
+
+    def parse(self, text: str) -> float:
+        """Return the number of seconds."""
+        seconds = parse_seconds(text)
+        if seconds == 0 and not self._or_none:
+            raise PlacerError(f"{text} is not more than 0 seconds")
+        return seconds
+
+
+class Name(Checked):
+    """A name that is among the `known` or that `accepts` returns true for; messages call it `name`.
+
+    If `several`, names with commas between.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        known: Iterable[str],
+        several: bool = False,
+        accepts: Callable[[str], bool] | None = None,
+    ) -> None:
+        super().__init__()
+        self.name, self._known, self._several = name, list(known), several
+        self._accepts = accepts or self._known.__contains__
+
+    def parse(self, text: str) -> str | list[str]:
+        """Return the name, or a list of the names."""
+        names = [one.strip() for one in text.split(",") if one.strip()]
+        for one in names if self._several else [text]:
+            if not self._accepts(one):
+                known, more = ", ".join(self._known), did_you_mean(one, self._known)
+                raise PlacerError(f"no {self.name} is called {one!r}; there are {known}{more}")
+        if self._several and not names:
+            raise PlacerError(f"name at least one {self.name}")
+        return list(dict.fromkeys(names)) if self._several else text
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        return "TEXT" if self._several else f"[{'|'.join(self._known)}]"

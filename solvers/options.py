@@ -14,7 +14,7 @@ import click
 
 import cost_models
 import placer
-from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
+from placer.click_types import Checked, Choice, InputPath, Name, Seconds
 from placer.data.layout import FORMATS
 from placer.data.options import POOLING, poolings_of
 from placer.errors import PlacerError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MODELS = cost_models.model_names()
 _KNOWN_MODELS = _MODELS.split(", ")
-_A_MODEL = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS)
+_A_MODEL = Name("cost model", _KNOWN_MODELS, accepts=cost_models.is_model_name)
 MODEL = option(
     "roofline", "Model of step times.", "--cost-model", kind=_A_MODEL, metavar=f"[{_MODELS}]"
 )
@@ -44,7 +44,7 @@ WIDTHS = option(
     None,
     "Narrower types that the plan may choose for cold rows: int8,bfloat16,float16.",
     "--widths",
-    kind=Name("type", COLD_DTYPES.__contains__, COLD_DTYPES, several=True),
+    kind=Name("type", COLD_DTYPES, several=True),
 )
 EXCHANGE = option(
     None,
@@ -53,7 +53,7 @@ EXCHANGE = option(
     kind=Choice(sorted(DTYPE_BYTES)),
 )
 TIME_LIMIT = option(20.0, "Time limit of each search: seconds, 5min or 1h.", kind=Seconds())
-BACKEND = Name("backend", BACKENDS.__contains__, BACKENDS, shown=f"[{'|'.join(BACKENDS)}]")
+BACKEND = Name("backend", BACKENDS)
 LOG_FORMAT = option(
     None,
     "Format of the log; by default it is found from the file.",
@@ -65,13 +65,13 @@ RULES = option(
     None,
     "YAML or TOML file of rules: pins, tiers and groups of tables, memory to keep free.",
     "--constraints",
-    kind=LocalPath(),
+    kind=InputPath(is_local=True),
     metavar="FILE",
 )
 
 
-SOLVER_LIST = Name("solver", SOLVERS.__contains__, SOLVERS, several=True)
-MODEL_LIST = Name("cost model", cost_models.is_model_name, _KNOWN_MODELS, several=True)
+SOLVER_LIST = Name("solver", SOLVERS, several=True)
+MODEL_LIST = Name("cost model", _KNOWN_MODELS, True, cost_models.is_model_name)
 
 
 @contextmanager
@@ -135,9 +135,9 @@ def _check_machines(text: str) -> None:
             machine_called(name)
 
 
-_A_WORKLOAD = Suggested(_workloads)
-A_MACHINE = Suggested(
-    lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KINDS)), True, _check_machines
+_A_WORKLOAD = Checked(suggested=_workloads)
+A_MACHINE = Checked(
+    _check_machines, lambda: ("auto", *NAMED, *(f"8x{kind}" for kind in GPU_KINDS)), files=True
 )
 
 

@@ -255,16 +255,15 @@ def train_config(settings: dict[str, Any], batch_size: int) -> TrainConfig:
 
 TRAINING = options_of(
     TrainConfig,
-    "Training",
     "epochs max_steps batch_size lr embedding_lr optimizer rounding seed device threads backend "
     "cache_policy drive compile amp other_data timeout_s",
     batch_size=(int, option(None, "Samples per step and process; by default the plan's.", least=1)),
     backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
     compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
 )
-TRAINING["drive"] = Path, replace(TRAINING["drive"][1], kind=OutputPath("folder", is_local=True))
+for _name, _kind in {"drive": OutputPath("folder", is_local=True), "timeout_s": Seconds()}.items():
+    TRAINING[_name] = TRAINING[_name][0], replace(TRAINING[_name][1], kind=_kind)
 PILOT = options_of(
     TrainConfig,
-    "Training",
     "epochs max_steps batch_size lr embedding_lr optimizer seed device threads",
 )

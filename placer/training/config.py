@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from placer.errors import PlacerError
 from placer.executor import MOST_THREADS, Policy
@@ -26,6 +26,8 @@ class TrainConfig:
     Traceback (most recent call last):
     placer.errors.PlacerError: epochs must be at least 1, not 0
     """
+
+    HEADING: ClassVar[str] = "Training"
 
     epochs: int = knob(1, "Number of passes over the log.", least=1)
     max_steps: int | None = knob(

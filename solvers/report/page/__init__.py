@@ -4,7 +4,7 @@ The optional questions are here, as the command line takes its options from them
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from placer.data.layout import Format
 from placer.knobs import check_knobs, knob
@@ -28,6 +28,8 @@ class Questions:
     >>> Questions(hbm_steps="2GiB,4GiB").windows
     4
     """
+
+    HEADING: ClassVar[str] = "Parts of the page"
 
     compared: str | None = knob(
         None,
