@@ -378,7 +378,7 @@ def test_rows_that_take_time_from_hbm_are_said_to_cost_time(
     found = explain(problem, plan, plan.tables[0].name, MODEL)
     margins = (ShardMargin("gpu:0", 100, 10, 3e-12, -5e-11, 0.0),)
     shown = explain_report(replace(found, margins=margins, pooled_price_s_per_byte=price))
-    section = shown.section("margins")
+    section = next(one for one in shown.sections if one.name == "margins")
     assert section is not None
     cells = {column.key: column.cell(section.rows[0]) for column in section.columns}
     assert cells["next_s_per_byte"] == "costs time"

@@ -303,10 +303,6 @@ class Report:
             **{section.name: [dict(row) for row in section.rows] for section in self.sections},
         }
 
-    def section(self, name: str) -> Section | None:
-        """Return the section called `name`, or None."""
-        return next((one for one in self.sections if one.name == name), None)
-
     def to_csv(self) -> str:
         """Return the rows of all sections as CSV, with their keys as the header.
 

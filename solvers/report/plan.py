@@ -317,15 +317,16 @@ def _phase_section(cost: CostReport) -> Section:
     return table_of(rows, "phases", "Phases of a step, one after the other", *shown)
 
 
-def _tier_bytes(table: Table, shards: Iterable[Shard], memory: Memory) -> int:
-    """Return a table's bytes in one kind of memory; HBM includes caches of DRAM rows."""
-    total = 0
+def bytes_by_device(table: Table, shards: Iterable[Shard]) -> dict[str, dict[Memory, int]]:
+    """Return a table's bytes by device that serves them and by memory; HBM includes caches."""
+    used: dict[str, dict[Memory, int]] = {}
     for shard in shards:
-        size = shard.row_count * record_bytes(table, shard) * (shard.memory == memory)
-        if memory == "hbm":
-            size += shard.cache_rows * table.bytes_per_row(shard.width)
-        total += size * len(shard.devices)
-    return total
+        stored = shard.row_count * record_bytes(table, shard)
+        for device in shard.devices:
+            of = used.setdefault(device, {"hbm": 0, "dram": 0, "ssd": 0})
+            of[shard.memory] += stored
+            of["hbm"] += shard.cache_rows * table.bytes_per_row(shard.width)
+    return used
 
 
 def _hot_share(table: Table, shards: Iterable[Shard]) -> float | None:
@@ -344,8 +345,10 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
         costs = {} if cost is None else cost.tables
         return lambda table: getattr(costs.get(table.name), name, None)
 
+    used = {one.name: bytes_by_device(one, shards[one.name]).values() for one in plan.tables}
+
     def in_memory(memory: Memory) -> Callable[[Table], int]:
-        return lambda table: _tier_bytes(table, shards[table.name], memory)
+        return lambda table: sum(of[memory] for of in used[table.name])
 
     def devices(table: Table) -> str:
         return short_names(device for one in shards[table.name] for device in one.devices)

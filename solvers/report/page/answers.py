@@ -1,7 +1,6 @@
 """The answers that a page shows, as values and reports without HTML."""
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,23 +17,19 @@ from placer.plan.origin import open_log_of, profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards
 from placer.problem import Problem, before_dense, machine_of
-from placer.report import section as form
 from placer.report.moves import diff_report
 from placer.report.section import Report
 from placer.units import parse_sizes
 from solvers.analysis.compare import compare
-from solvers.analysis.explain import ShardMargin, explain, split_margin
+from solvers.analysis.explain import explain
 from solvers.analysis.whatif import FrontPoint, front, whatif
 from solvers.bounds.binding import Binding, binding
-from solvers.bounds.lagrangian import lagrangian_bound
-from solvers.model.instance import Instance
-from solvers.model.read_plan import placements_of
 from solvers.registry import solver as solver_called
 from solvers.report.compare import compare_report
 from solvers.report.explain import explain_report
 from solvers.report.page import Questions
-from solvers.report.plan import bound_holds, plan_report
-from solvers.report.whatif import whatif_report
+from solvers.report.plan import plan_report
+from solvers.report.whatif import front_section, whatif_report
 from solvers.result import Limits, SolveResult
 
 EXPLAINED, MOST_EXPLAINED = 3, 512
@@ -43,20 +38,16 @@ EXPLAINED, MOST_EXPLAINED = 3, 512
 A table takes three seconds with 26 tables on 8 GPUs, over a minute with 2,002 on 128 GPUs.
 """
 
-_MOST_REASONS = 1000
-"""Give reasons of splits for at most this many tables, as they take most of a page's time."""
-
 Progress = Callable[[int, int | None, str], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Answers:
-    """All answers that a page shows; None for questions that were not asked.
+    """All answers that a page shows.
 
     The problem's accesses are over the plan's row order. `shown` is the report of `placer show`,
-    and `binding` says what limits the plan. `bound_holds` says that the plan's bound is for this
-    problem and cost model. `front` has step times over budgets of HBM, `explanations` the costs of
-    alternatives of some tables, and `reasons` the worth of HBM at each table's split.
+    and `binding` says what limits the plan. `parts` has the reports of questions that were asked:
+    ``budgets``, ``comparison``, ``log`` and ``moves``. `explanations` has those of some tables.
     """
 
     plan: Plan
@@ -64,15 +55,8 @@ class Answers:
     cost: CostReport
     shown: Report
     binding: Binding
-    bound_holds: bool
-    comparison: Report | None = None
-    front: tuple[FrontPoint, ...] = ()
-    whatif: Report | None = None
-    simulated: Report | None = None
-    moves: Report | None = None
-    other: Plan | None = None
+    parts: Mapping[str, Report] = field(default_factory=dict)
     explanations: Mapping[str, Report] = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 def ask(
@@ -112,9 +96,7 @@ def ask(
     shown = plan_report(
         plan, lambda _: cost, binds=lambda _: found, even=even, problem_sha256=problem.sha256
     )
-    holds = bound_holds(plan, problem.sha256, cost)
-    answers = Answers(plan, ordered, cost, shown, found, holds)
-    added: dict[str, Any] = {}
+    parts: dict[str, Report] = {}
 
     def shows(words: str) -> Callable[[int, int | None], None]:
         return lambda done, total: on_progress(done, total, words)
@@ -122,8 +104,9 @@ def ask(
     if asked.compared is not None:
         names = [name.strip() for name in asked.compared.split(",")]
         rows = compare(problem, names, (cost_model,), limits, on_solved=shows("solvers"))
-        added["comparison"] = compare_report(rows, "Solvers on the plan's problem")
-    if sizes := parse_sizes(asked.hbm_steps) if asked.hbm_steps else []:
+        parts["comparison"] = compare_report(rows, "Solvers on the plan's problem")
+    points: tuple[FrontPoint, ...] = ()
+    if asked.hbm_steps:
         strategy, how = solver_called(asked.solver), limits or Limits(20.0)
 
         def at(budget: int) -> Problem:
@@ -135,22 +118,22 @@ def ask(
             shows("budgets")(0, None)
             return strategy.solve(with_budget, model, how)
 
-        added["front"] = front(at, sizes, solved)
+        points = front(at, parse_sizes(asked.hbm_steps), solved)
+        section = front_section(points, problem.global_batch_size)
+        parts["budgets"] = Report(f"What if: {problem.topology.name}", (section,))
     if asked.whatif:
         search = problem, model, limits
         gains = whatif(*search, solver=asked.solver, on_solved=shows("what if"))
-        added["whatif"] = whatif_report(problem, gains, solver=asked.solver)
+        parts["budgets"] = whatif_report(problem, gains, points, solver=asked.solver)
     if asked.data:
         log = open_log_of(plan, path, asked.data, asked.data_format, profile_path, ids_alone=True)
         size = plan.batch_size * len(plan.topology.gpus)
         streams = [cost_models.log_stream(plan, log, size, asked.batches)]
         options: Any = {"other": other, "windows": asked.windows}
         simulated = cost_models.simulate(plan, streams, model, profile, **options)
-        added["simulated"] = simulate_report(simulated)
+        parts["log"] = simulate_report(simulated)
     if other is not None:
-        added |= {"moves": diff_report(diff(plan, other)), "other": other}
-    if len(plan.tables) <= _MOST_REASONS:
-        added["reasons"] = _reasons(Instance(problem, model), plan)
+        parts["moves"] = diff_report(diff(plan, other))
     few = EXPLAINED if len(plan.tables) * len(plan.topology.gpus) <= MOST_EXPLAINED else 0
     most = min(len(plan.tables), few if asked.explained is None else asked.explained)
     slowest = sorted(shown.to_json()["tables"], key=lambda row: -(row["time_s"] or 0.0))[:most]
@@ -160,48 +143,4 @@ def ask(
         # Skip tables whose placement no sharding option describes.
         with contextlib.suppress(PlacerError):
             explanations[name] = explain_report(explain(problem, plan, name, model))
-    return replace(answers, **added, explanations=explanations)
-
-
-def _reasons(instance: Instance, plan: Plan) -> dict[str, str]:
-    """Return for each table a sentence that explains its split between HBM and DRAM.
-
-    Placements that no solver searches have no sentence. With several shards, the sentence is about
-    the shard that would gain most.
-    """
-    told: dict[str, str] = {}
-    price = lagrangian_bound(instance).price_s_per_byte
-    for table in plan.tables:
-        try:
-            placed = placements_of(instance, plan, table.name)
-        except PlacerError:
-            continue
-        if placed is None or not placed.placements:
-            continue
-        margins = [split_margin(instance, one) for one in placed.placements]
-        most = max(margins, key=lambda margin: margin.next_s_per_byte or 0.0)
-        told[table.name] = _sentence(most, price)
-    return told
-
-
-def _sentence(margin: ShardMargin, price: float) -> str:
-    """Return a sentence that compares savings per byte, which do not hold for many bytes."""
-    if not price:
-        return "Another byte of HBM is worth nothing to this plan's tables."
-    beside = " what the last byte of HBM saves this plan's tables"
-
-    def effect(verb: str, rows: str, saved: float | None, beside: str = beside) -> str:
-        if saved is not None and saved < 0:
-            return f"{verb.replace('save', 'cost')} {rows} time"
-        # Rows that take no HBM have an infinite saving per byte.
-        number = "any number of" if saved == math.inf else form.number((saved or 0.0) / price)
-        return f"{verb} {rows} {number} times{beside}"
-
-    last, after = margin.last_s_per_byte, margin.next_s_per_byte
-    if margin.hot_rows == 0:
-        return f"A byte of HBM {effect('would save', 'its hottest rows', after)}."
-    if margin.hot_rows == margin.rows:
-        return f"A byte of HBM {effect('saves', 'its coldest rows', last)}."
-    later = effect("would save", "the hottest rows in DRAM", after)
-    now = effect("saves", "the coldest rows there", last, "" if later.endswith(beside) else beside)
-    return f"At its split, a byte of HBM {now}, and {later}."
+    return Answers(plan, ordered, cost, shown, found, parts, explanations)

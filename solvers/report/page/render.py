@@ -9,39 +9,40 @@ import base64
 import gzip
 import hashlib
 import importlib.resources
-import itertools
 import json
-import math
 import os
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from placer import __version__
 from placer.errors import BackendError
 from placer.files.atomic import write_text
-from placer.plan.fields import Shard
-from placer.plan.memory import record_bytes
-from placer.plan.plan import Plan
-from placer.profile.profile import Profile
 from placer.report import section as form
-from placer.report.section import Column, Row, Section
-from placer.tables import Table
-from placer.units import format_bytes, format_seconds, plain
-from solvers.report.page import figures, more_figures
+from placer.report.picture import SERIES
+from placer.report.section import Column, attributes, columns
+from placer.units import plain
 from solvers.report.page.answers import Answers
-from solvers.report.page.figures import Chart
-from solvers.report.page.more_figures import curve
-from solvers.report.page.verdict import verdict
-from solvers.report.plan import short_names
-from solvers.report.whatif import front_section
+from solvers.report.page.figures import Chart, front_charts, memory_charts, time_chart
+from solvers.report.page.tables import table_map
+from solvers.report.page.verdict import advice, summary
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-
 _TEMPLATES = "solvers.report.page", "templates"
-_ENDS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+_TILES = (
+    *columns(step_time_s="Step time", gap="Above the bound", hbm_lookup_share="Lookups from HBM"),
+    Column("balance", "Balance, at best 1", form.fraction),
+    *columns(hbm_used_bytes="In HBM, with buffers", dram_used_bytes="In DRAM, with buffers"),
+    *columns(ssd_used_bytes="On SSD"),
+)
+_ORIGIN = (
+    *columns(profile="Profile", pipeline="Pipeline", search_space="Searched"),
+    *columns(seed="Seed of the search", search_s="Time of the search"),
+    *columns(planned_for="Cost model of the plan", cost_model="Cost model of this page"),
+    *columns(created="Plan made", placer_version="Made by placer", version="This page by placer"),
+    *columns(problem_sha256="Hash of the problem"),
+)
 
 
 def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str = "") -> None:
@@ -55,107 +56,62 @@ def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str =
 
 def page_html(answers: Answers, *, command: str = "") -> str:
     """Return the page's HTML; see `write_page`."""
-    environment, plotly = _environment(), _plotly()
-    script = _file("page.js")
-    sections = {section.name: section for section in answers.shown.sections}
-    tables, charts = sections["tables"], charts_of(answers, sections)
-    map_of_tables = table_map(answers.plan, answers.problem.profile, tables, answers.reasons)
-    drawn = {
-        chart.name: {"data": chart.traces, "layout": chart.layout, "height": chart.height_px}
-        for chart in itertools.chain.from_iterable(charts.values())
+    environment, plotly, script = _environment(), _plotly(), _file("page.js")
+    plan, shown = answers.plan, answers.shown
+    sections, charts = {section.name: section for section in shown.sections}, charts_of(answers)
+    tables, facts = sections["tables"], shown.facts
+    origin = {**facts, **attributes(plan.provenance, "created", "placer_version")}
+    origin |= {"seed": plan.solver.seed, "search_s": plan.solver.seconds, "version": __version__}
+    origin["planned_for"] = plan.solver.cost_model
+    data = {
+        "charts": {one.name: one.data() for of_part in charts.values() for one in of_part},
+        "colours": SERIES,
+        "map": table_map(plan, answers.problem.profile, tables),
     }
     numbers = {row["table"]: number for number, row in enumerate(tables.rows)}
-    facts = answers.shown.facts
-    holds = answers.bound_holds and facts["bound_s"] is not None
-    memory = sections["memory"].rows
     return environment.get_template("page.html.j2").render(
-        title=plain(answers.shown.title),
-        style=_file("page.css"),
-        script=script,
-        policy=_policy(script, plotly),
-        plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode(),
-        data=script_json({"charts": drawn, "map": map_of_tables}),
-        verdict=verdict(facts, answers.cost, answers.binding, bound_holds=holds, memory=memory),
-        charts=charts,
-        sections=sections,
         answers=answers,
+        advice=advice(facts, answers.binding, sections["memory"].rows),
+        charts=charts,
         command=command,
+        data=script_json(data),
+        facts=facts,
         explanations={numbers[name]: one for name, one in answers.explanations.items()},
-        provenance=_provenance(answers),
+        origin=[(column.title, column.cell(origin) or "not named") for column in _ORIGIN],
+        plotly=base64.b64encode(gzip.compress(plotly.encode(), 9, mtime=0)).decode(),
+        policy=_policy(script, plotly),
+        script=script,
+        sections=sections,
+        style=_file("page.css"),
+        summary=summary(facts),
+        tiles=[tile for tile in _TILES if tile.key in facts],
     )
 
 
-def charts_of(
-    answers: Answers, sections: Mapping[str, Section] | None = None
-) -> dict[str, list[Chart]]:
+def charts_of(answers: Answers) -> dict[str, list[Chart]]:
     """Return the charts of a page by the name of its part."""
-    known = sections or {section.name: section for section in answers.shown.sections}
-    machine = answers.plan.topology
-    bound_s = answers.shown.facts["bound_s"] if answers.bound_holds else None
-    charts: dict[str, list[Chart]] = {
-        "time": [figures.time_chart(answers.cost, machine, bound_s)],
-        "memory": figures.memory_charts(known["memory"], machine),
-        "skew": [more_figures.skew_chart(known["tables"].rows, answers.problem.profile)],
+    sections = [*answers.shown.sections]
+    if "budgets" in answers.parts:
+        sections += answers.parts["budgets"].sections
+    known = {section.name: section for section in sections}
+    return {
+        "time": [time_chart(answers.cost, answers.shown.facts["bound_s"])],
+        "memory": memory_charts(known["memory"], answers.plan.topology),
+        "budgets": front_charts(known["front"]) if "front" in known else [],
     }
-    if answers.front:
-        section = front_section(answers.front, answers.problem.global_batch_size)
-        charts["front"] = [figures.front_chart(section)]
-    if answers.comparison is not None:
-        charts["comparison"] = [more_figures.comparison_chart(answers.comparison.sections[0])]
-    windows = None if answers.simulated is None else answers.simulated.section("windows")
-    if windows is not None:
-        charts["drift"] = [more_figures.drift_chart(windows)]
-    moves = None if answers.moves is None else answers.moves.section("moves")
-    if moves is not None and answers.other is not None:
-        charts["moves"] = [more_figures.moves_chart(moves, answers.plan, answers.other)]
-    return charts
 
 
 def script_json(value: Any) -> str:
     """Return JSON that is safe inside a script element, with any texts in it.
 
-    >>> script_json("</script>")
-    '"\\\\u003c/script\\\\u003e"'
+    Numbers that JSON lacks become null, such as a gap above a bound of 1e-300.
+
+    >>> script_json(["</script>", float("inf")])
+    '["\\\\u003c/script\\\\u003e",null]'
     """
-    text = json.dumps(_finite(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    for character, escaped in _ENDS.items():
-        text = text.replace(character, escaped)
-    return text
-
-
-def _provenance(answers: Answers) -> list[tuple[str, str]]:
-    """Return the plan's provenance as names and values for people."""
-    plan, facts = answers.plan, answers.shown.facts
-    solver, source = plan.solver, plan.provenance
-    words = f"{solver.name}, seed {solver.seed}, {format_seconds(solver.seconds)}, {solver.status}"
-    known = [
-        ("Machine", plan.topology.name + (" (emulated)" if plan.topology.emulated else "")),
-        ("Profile", source.profile or "not named"),
-        ("Samples per GPU and step", f"{plan.batch_size:,}"),
-        ("Pipeline", plan.pipeline),
-        ("Pooled rows travel as", plan.exchange_dtype),
-        ("Solver", words),
-        ("Cost model of the plan", solver.cost_model or "not named"),
-        ("Cost model of this page", str(facts["cost_model"])),
-        ("Searched", solver.search_space or "not named"),
-        ("Plan made", source.created or "not dated"),
-        ("Made by placer", source.placer_version or "not named"),
-        ("This page by placer", __version__),
-        ("Hash of the problem", source.problem_sha256 or "none"),
-    ]
-    if not answers.bound_holds:
-        what = "profile, machine, constraints or cost model"
-        known.append(("Bound", f"left out: {what} are not those that the plan was made for"))
-    return [(name, plain(value)) for name, value in known]
-
-
-def _finite(value: Any) -> Any:
-    """Replace numbers that JSON lacks by None, such as a gap above a bound of 1e-300."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+    text = json.dumps(finite, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _environment() -> "Environment":
@@ -164,16 +120,9 @@ def _environment() -> "Environment":
     except ImportError as error:
         raise _missing("Jinja2") from error
     blocks: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
-    environment = Environment(loader=PackageLoader(*_TEMPLATES), autoescape=True, **blocks)
-    environment.filters["plain"] = lambda text: plain(str(text))
-    environment.filters["raw_value"] = raw_value
-    return environment
-
-
-def raw_value(row: Row, column: Column) -> str:
-    """Return a number as JSON, for programs that read the page; for texts an empty string."""
-    value = row[column.key]
-    return "" if value is None or isinstance(value, str) else json.dumps(value)
+    # What is safe already, such as a macro's result, is no plain str.
+    escaped: Any = {"finalize": lambda one: plain(one) if type(one) is str else one}
+    return Environment(loader=PackageLoader(*_TEMPLATES), autoescape=True, **blocks, **escaped)
 
 
 def _file(name: str) -> str:
@@ -204,93 +153,3 @@ def _policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
-
-
-def table_map(
-    plan: Plan, profile: Profile, tables: Section, reasons: Mapping[str, str]
-) -> dict[str, Any]:
-    """Return columns, rows, devices and access curves for the page's script.
-
-    The profile is over the plan's row order. `tables` is the section of tables of
-    `solvers.report.plan_report`, which gives the page's rows and columns.
-
-    Returns
-    -------
-    dict
-        ``columns`` have a key and a title, and ``rows`` a value and a text for each column. Of each
-        table, ``strips`` has runs ``[first device, last device, HBM bytes, DRAM bytes]``,
-        ``shards`` its shards in words, and ``curve`` the index of its access curve in ``curves``.
-    """
-    devices = [gpu.id for gpu in plan.topology.gpus]
-    number = {device: at for at, device in enumerate(devices)}
-    number |= {host.id: len(devices) + at for at, host in enumerate(plan.topology.hosts)}
-    hosts = [gpu.host for gpu in plan.topology.gpus]
-    starts = [at for at, host in enumerate(hosts) if at == 0 or hosts[at - 1] != host]
-    by_name = {one.name: one for one in profile}
-    curves: dict[tuple[bytes, bytes], Any] = {}
-    rows, strips, shards, used = [], [], [], []
-    for row in tables.rows:
-        table, own = plan.tables_by_name[row["table"]], plan.shards_by_table[row["table"]]
-        values = (row[c.key] for c in tables.columns)
-        safe = [plain(one) if isinstance(one, str) else one for one in values]
-        rows.append([[one, c.cell(row)] for one, c in zip(safe, tables.columns, strict=True)])
-        strips.append(_strip(table, own, number))
-        shards.append(_shards(table, own))
-        cdf = by_name[row["table"]].cdf
-        key = cdf.ranks.tobytes(), cdf.shares.tobytes()
-        if key not in curves:
-            curves[key] = len(curves), curve(cdf)
-        used.append(curves[key][0])
-    return {
-        "columns": [
-            {"key": c.key, "title": c.title, "number": not c.is_text} for c in tables.columns
-        ],
-        "rows": rows,
-        "strips": strips,
-        "shards": shards,
-        "curve": used,
-        "curves": [points for _, points in curves.values()],
-        "reasons": [reasons.get(row["table"], "") for row in tables.rows],
-        "devices": [plain(device) for device in devices],
-        "hosts": starts,  # The first GPU of each host.
-    }
-
-
-def _strip(table: Table, shards: Sequence[Shard], number: dict[str, int]) -> list[list[int]]:
-    """Return runs of neighbouring devices with equal bytes of a table in HBM and DRAM."""
-    used: dict[int, list[int]] = defaultdict(lambda: [0, 0])
-    for shard in shards:
-        row_bytes = table.bytes_per_row(shard.width)
-        for device in shard.devices:
-            tiers = used[number[device]]
-            tiers[shard.memory != "hbm"] += shard.row_count * record_bytes(table, shard)
-            tiers[0] += shard.cache_rows * row_bytes
-    runs: list[list[int]] = []
-    for at, tiers in sorted(used.items()):
-        if runs and runs[-1][1] == at - 1 and runs[-1][2:] == tiers:
-            runs[-1][1] = at
-        else:
-            runs.append([at, at, *tiers])
-    return runs
-
-
-def _shards(table: Table, shards: Sequence[Shard]) -> list[list[str]]:
-    """Return tier, devices, rows, columns, lookup and bytes of shards; equal shards as one."""
-    alike: dict[tuple[str, str, int, int, int, int], list[str]] = defaultdict(list)
-    for shard in shards:
-        size = record_bytes(table, shard)
-        key = shard.memory, shard.lookup, shard.row_count, shard.width, len(shard.devices), size
-        alike[key].extend(shard.devices)
-    return [
-        [
-            memory.upper(),
-            plain(short_names(devices)),
-            f"{len(devices) // copies} × {form.count(rows)}" if len(devices) > 1 else f"{rows:,}",
-            str(width),
-            lookup,
-            format_bytes(rows * size * len(devices)),
-        ]
-        for (memory, lookup, rows, width, copies, size), devices in sorted(
-            alike.items(), key=lambda item: (item[0][0] != "hbm", -item[0][2])
-        )
-    ]

@@ -16,16 +16,6 @@
   // Colours of the page ------------------------------------------------------------------------
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  const OWN = new Set(["ink", "muted", "faint"]);
-
-  // A copy with the page's colours, where a figure asks for them.
-  const coloured = (value, key) => {
-    if (Array.isArray(value)) return value.map((one) => coloured(one, key));
-    if (value !== null && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([k, one]) => [k, coloured(one, k)]));
-    }
-    return key === "color" && OWN.has(value) ? colour(value) : value;
-  };
 
   // The map of tables --------------------------------------------------------------------------
 
@@ -160,16 +150,10 @@
   };
 
   const shardsOf = (at) => {
-    const titles = ["tier", "devices", "rows", "columns", "read", "bytes"];
-    const head = element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)));
-    const rows = map.shards[at].map((cells) => element("tr", {}, ...cells.map((cell) => {
-      const made = element("td", {}, cell);
-      made.className = "prose";
-      made.style.minWidth = "auto";
-      return made;
-    })));
+    const row = (name, cells) => element("tr", {}, ...cells.map((cell) => element(name, {}, cell)));
     const table = element("table", {}, element("caption", {}, "Shards"),
-      element("thead", {}, head), element("tbody", {}, ...rows));
+      element("thead", {}, row("th", map.heads)),
+      element("tbody", {}, ...map.shards[at].map((cells) => row("td", cells))));
     return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shards" }, table);
   };
 
@@ -183,7 +167,6 @@
       ? `${text("hot_row_share")} of its rows are in HBM and serve ${text("hbm_lookup_share")} of its lookups.`
       : "It is not split between HBM and DRAM.";
     const place = element("div", { class: "chart", role: "img", "aria-label": "Access curve. " + words });
-    place.style.height = "260px";
     const traces = [{ type: "scatter", mode: "lines", name: "lookups", x: rows, y: lookups,
       line: { color: "#0072B2", width: 2 }, hovertemplate: "%{x:.3%} of rows: %{y:.1%}<extra></extra>" }];
     if (split) {
@@ -194,17 +177,17 @@
     const layout = { xaxis: { type: "log", title: { text: "share of rows, hottest first" }, tickformat: "~%", nticks: 5 },
       yaxis: { title: { text: "share of lookups" }, tickformat: ".0%", range: [0, 1.04] } };
     return [element("h3", {}, "How it is read"), element("p", { class: "words" }, words), place,
-      () => draw(place, { data: traces, layout, height: 260 })];
+      () => draw(place, traces, layout)];
   };
 
   const openDrawer = (at) => {
     byId("drawer-title").textContent = "Table " + map.rows[at][0][1];
     const [title, words, place, drawCurve] = curveOf(at);
     const told = byId("explanation-" + at);
-    const why = [element("h3", {}, "Why it is where it is"), element("p", {}, map.reasons[at])];
-    why.push(told ? told.content.cloneNode(true) : element("p", { class: "words" },
-      "What its alternatives cost: placer show PLAN --explain TABLE, or this page with --explain."));
-    byId("drawer-body").replaceChildren(factsOf(at), shardsOf(at), title, words, place, ...why);
+    const why = told ? told.content.cloneNode(true) : element("p", { class: "words" },
+      "What its alternatives cost: placer show PLAN --explain TABLE, or this page with --explain.");
+    byId("drawer-body").replaceChildren(factsOf(at), shardsOf(at), title, words, place,
+      element("h3", {}, "Why it is where it is"), why);
     drawer.showModal();
     drawer.scrollTop = 0;
     drawCurve();
@@ -213,40 +196,59 @@
 
   // Charts ---------------------------------------------------------------------------------------
 
-  const layoutOf = (figure, narrow) => {
+  const layoutOf = (own, bars, narrow) => {
     const axis = { gridcolor: colour("faint"), zeroline: false, linecolor: colour("faint"), automargin: true,
       fixedrange: true };
-    const own = coloured(figure.layout);
     return {
       ...own,
-      height: figure.height,
       autosize: true,
-      bargap: figure.data.some((one) => one.type === "bar" && one.x.length > 32) ? 0 : 0.12,
+      barmode: "stack",
+      bargap: bars > 32 ? 0 : bars > 1 ? 0.12 : 0.7,
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: colour("ink"), size: narrow ? 11 : 13, family: getComputedStyle(document.body).fontFamily },
       margin: { l: 8, r: 8, t: 8, b: 8, pad: 2 },
-      hovermode: own.hovermode ?? "x unified",
+      hovermode: "x unified",
       hoverlabel: { bgcolor: colour("card"), bordercolor: colour("faint"), font: { color: colour("ink") } },
       legend: { orientation: "h", x: 0, y: 1.02, xanchor: "left", yanchor: "bottom", traceorder: "normal" },
-      xaxis: { ...axis, showgrid: own.xaxis?.type !== "category", ...own.xaxis },
+      xaxis: { ...axis, showgrid: own.xaxis.type !== "category", ...own.xaxis },
       yaxis: { ...axis, rangemode: "tozero", ...own.yaxis },
     };
   };
 
-  const draw = (place, figure) => {
+  const draw = (place, traces, layout) => {
     if (!window.Plotly) return;
-    const traces = coloured(figure.data);
-    for (const trace of traces) {
-      if (trace.type === "bar") trace.marker.line = { width: 0 };
-      if (trace.type === "sankey") trace.textfont = { color: colour("ink"), size: 12 };
-    }
-    window.Plotly.react(place, traces, layoutOf(figure, place.clientWidth < 500),
+    window.Plotly.react(place, traces, layoutOf(layout, traces[0].x.length, place.clientWidth < 500),
       { displayModeBar: false, responsive: true, displaylogo: false });
   };
 
+  // Plotly takes markup in names, and long ones leave no room for bars.
+  const label = (name) =>
+    (name.length > 28 ? `${name.slice(0, 20)}…${name.slice(-7)}` : name)
+      .replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+
+  // Bars differ without colours, too.
+  const PATTERNS = ["", "/", ".", "\\", "x", "-", "+", "|"];
+
+  const drawBars = (place, chart) => {
+    const bars = chart.bars.map(label);
+    const traces = chart.parts.map((part, at) => ({
+      type: "bar", name: label(part.name), x: bars, y: part.values, customdata: part.texts,
+      hovertemplate: "%{x}<br>%{fullData.name}: %{customdata}<extra></extra>",
+      marker: part.name === "waits" ? { color: colour("faint"), line: { width: 0 } } : {
+        color: data.colours[at % PATTERNS.length], line: { width: 0 },
+        pattern: { shape: PATTERNS[at % PATTERNS.length], fillmode: "overlay", size: 7, solidity: 0.2, fgcolor: "#ffffff" },
+      },
+    })).filter((bar) => bar.y.some(Boolean));
+    const shapes = chart.lines.map(({ name, value }, at) => ({
+      type: "line", name, showlegend: true, xref: "paper", x0: 0, x1: 1, y0: value, y1: value,
+      line: { color: colour("ink"), width: 2.5, dash: ["solid", "dash", "dot"][at] },
+    }));
+    draw(place, traces, { xaxis: { type: "category", nticks: 24 }, yaxis: { title: { text: chart.unit } }, shapes });
+  };
+
   const drawCharts = () => {
-    for (const place of document.querySelectorAll("[data-chart]")) draw(place, data.charts[place.dataset.chart]);
+    for (const place of document.querySelectorAll("[data-chart]")) drawBars(place, data.charts[place.dataset.chart]);
   };
 
   const unpack = async (text) => {
