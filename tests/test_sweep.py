@@ -595,9 +595,10 @@ def test_ticks_have_short_numbers() -> None:
 def test_no_placement_of_the_legend_lies_outside_of_the_picture(width: float) -> None:
     """A picture of one axis is narrow: all nine names in a line used to be cropped."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     figure = Figure(figsize=(width, 3.0), layout="constrained")
-    _legend(figure, dict.fromkeys(PLACEMENTS, "#123456"))
+    _legend(figure, [Line2D([], [], marker="o", label=name) for name in PLACEMENTS])
     figure.draw_without_rendering()
     [legend] = figure.legends
     assert len(legend.get_texts()) == len(PLACEMENTS)

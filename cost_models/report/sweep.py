@@ -1,9 +1,8 @@
 """Reports and the picture of `placer sweep`: the fastest placements of models and machines."""
 
 import itertools
-import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -12,18 +11,27 @@ from cost_models.sweep.run import Point, Sweep
 from placer.errors import PlacerError
 from placer.report import section as form
 from placer.report.picture import INK, MARKERS, SERIES, picture, plain_grid
-from placer.report.section import Column, Report, Row, Section, columns, grouped
+from placer.report.section import (
+    Column,
+    Report,
+    Row,
+    Section,
+    attributes,
+    columns,
+    grouped,
+    table_of,
+)
 from placer.units import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-_COLOURS, _SHAPES = (*SERIES, INK), (*MARKERS, "p")
+_LOOKS = [*zip((*SERIES, INK), (*MARKERS, "p"), strict=True)]
 """Colours and markers of nine placements. Markers tell lines apart without colours."""
-_LEGEND_POINTS = 8
-_LEGEND_INCHES, _LINE_INCHES = 1.2, 0.17
-"""Font size of the legend; inches of its longest entry, and of the height of a line."""
+_LEGEND_POINTS, _LEGEND_INCHES = 8, 1.2
+"""Font size of the legend, and the width of its longest entry."""
 
 
 def sweep_report(sweep: Sweep) -> Report:
@@ -65,13 +73,7 @@ def sweep_tables(sweep: Sweep) -> Report:
         sections.append(Section(platform.name, title, shown, tuple(rows)))
     if len(sweep.platforms) > 1:
         sections.append(_machines(sweep, winners))
-    if impossible := _impossible(sweep):
-        reasons = (
-            *columns(platform="machine", placement="placement"),
-            Column("cases", "model", wraps=True),
-            Column("detail", "why not", wraps=True),
-        )
-        sections.append(Section("impossible", "Not possible", reasons, tuple(impossible)))
+    sections.append(_impossible(sweep))
     base = (f"{axis} {significant(value, 6)}" for axis, value in asdict(sweep.base).items())
     return Report(
         "Sweep over placements",
@@ -87,20 +89,17 @@ def sweep_tables(sweep: Sweep) -> Report:
 def _point_row(point: Point) -> Row:
     lacks = point.shortage
     return {
-        "platform": point.platform,
-        "placement": point.placement,
+        **attributes(point, "platform", "placement"),
         "varied": _words(point.varied),
         **asdict(point.setting),
         "feasible": point.samples_per_s is not None,
-        "step_time_s": point.step_time_s,
-        "samples_per_s": point.samples_per_s,
+        **attributes(point, "step_time_s", "samples_per_s"),
         "waits_for": point.waits_for or None,
         "hbm_lookup_share": point.hbm_lookup_share,
-        "short_device": lacks.device if lacks else None,
-        "short_resource": lacks.resource if lacks else None,
-        "short_bytes": lacks.short_bytes if lacks else None,
-        "extra_servers": point.extra_servers,
-        "detail": point.detail,
+        "short_device": getattr(lacks, "device", None),
+        "short_resource": getattr(lacks, "resource", None),
+        "short_bytes": getattr(lacks, "short_bytes", None),
+        **attributes(point, "extra_servers", "detail"),
     }
 
 
@@ -119,10 +118,10 @@ def _winner_rows(sweep: Sweep) -> list[dict[str, Any]]:
     for first_of_case, *_ in grouped(sweep.points, _case).values():
         platform, case = first_of_case.platform, first_of_case.varied
         ranked = sweep.ranked(platform, case)
-        first = ranked[0] if ranked else None
-        best = (first.samples_per_s or 0.0) if first else 0.0
+        first = next(iter(ranked), None)
+        best = getattr(first, "samples_per_s", None)
         # If all rows fit in HBM, several placements are equal: the runner-up must be slower.
-        later = (one for one in ranked if (one.samples_per_s or 0.0) < best * (1 - 1e-9))
+        later = (one for one in ranked if (one.samples_per_s or 0.0) < (best or 0.0) * (1 - 1e-9))
         second = next(later, None)
         rows.append(
             {
@@ -130,11 +129,11 @@ def _winner_rows(sweep: Sweep) -> list[dict[str, Any]]:
                 "varied": _words(case),
                 **dict.fromkeys(sweep.axes, None),
                 **case,
-                "winner": first.placement if first else None,
-                "samples_per_s": first.samples_per_s if first else None,
-                "waits_for": first.waits_for if first else None,
-                "runner_up": second.placement if second else None,
-                "lead": best / second.samples_per_s if second and second.samples_per_s else None,
+                "winner": getattr(first, "placement", None),
+                "samples_per_s": best,
+                "waits_for": getattr(first, "waits_for", None),
+                "runner_up": getattr(second, "placement", None),
+                "lead": form.ratio(best, getattr(second, "samples_per_s", None)),
             }
         )
     return rows
@@ -142,35 +141,34 @@ def _winner_rows(sweep: Sweep) -> list[dict[str, Any]]:
 
 def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
     """Compare the best placements of all machines."""
-
-    def best(machine: str, case: str) -> str | None:
-        row = winners.get((machine, case), {"winner": None})
-        fastest = row["winner"]
-        return fastest and f"{form.count(row['samples_per_s'])} ({fastest})"
-
+    rows: dict[str, dict[str, str | None]] = {}
+    for (machine, case), row in winners.items():
+        words = row["winner"] and f"{form.count(row['samples_per_s'])} ({row['winner']})"
+        rows.setdefault(case, {"varied": case})[machine] = words
     names = [one.name for one in sweep.platforms]
-    rows = [
-        {"varied": case, **{name: best(name, case) for name in names}}
-        for case in dict.fromkeys(case for _, case in winners)
-    ]
     shown = (Column("varied", "model"), *columns(**{name: name for name in names}))
-    return Section("machines", "The fastest placement of each machine", shown, tuple(rows))
+    title = "The fastest placement of each machine"
+    return Section("machines", title, shown, tuple(rows.values()))
 
 
-def _impossible(sweep: Sweep) -> list[Row]:
+def _impossible(sweep: Sweep) -> Section:
     """List placements that are not possible: in which cases, and why in the last of them."""
     points = (one for one in sweep.points if one.samples_per_s is None)
-    impossible = grouped(points, attrgetter("platform", "placement"))
     total = len(grouped(sweep.points, _case)) // max(1, len(sweep.platforms))
-    return [
-        {
-            "platform": platform,
-            "placement": placement,
-            "cases": "all" if len(points) == total else ", ".join(_words(p.varied) for p in points),
-            "detail": points[-1].detail,
-        }
-        for (platform, placement), points in impossible.items()
+    rows = [
+        (
+            *key,
+            "all" if len(of) == total else ", ".join(_words(p.varied) for p in of),
+            of[-1].detail,
+        )
+        for key, of in grouped(points, attrgetter("platform", "placement")).items()
     ]
+    shown = (
+        *columns(platform="machine", placement="placement"),
+        Column("cases", "model", wraps=True),
+    )
+    why = Column("detail", "why not", wraps=True)
+    return table_of(rows, "impossible", "Not possible", *shown, why)
 
 
 def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
@@ -183,50 +181,39 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
         raise PlacerError("there is nothing to draw: no placement is possible")
     if sweep.grid:
         raise PlacerError("--plot draws one axis at a time: leave --grid, or take --format csv")
-    colours = dict(zip(sweep.placements, itertools.cycle(_COLOURS), strict=False))
     machines = [one.name for one in sweep.platforms]
-    inches = 1.2 + 2.5 * len(sweep.axes), 1.0 + 2.3 * len(machines)
+    inches = 1.2 + 2.5 * len(sweep.axes), 1.2 + 2.3 * len(machines)
     with picture(path, inches, font_size=8, dpi=130) as figure:
         panels = figure.subplots(len(machines), len(sweep.axes), squeeze=False)
         for column, axis in enumerate(sweep.axes):
             for panel, machine in zip(panels[:, column], machines, strict=True):
-                _draw_lines(panel, sweep, machine, axis, colours)
+                _draw_lines(panel, sweep, machine, axis)
             panels[-1, column].set_xlabel(axis, color=INK)
         for panel, machine in zip(panels[:, 0], machines, strict=True):
             panel.set_ylabel(f"{machine}\nsamples/s", color=INK)
-        _legend(figure, colours)
+        lines = {line.get_label(): line for panel in panels.flat for line in panel.lines}
+        _legend(figure, [lines[name] for name in sweep.placements if name in lines])
 
 
-def _legend(figure: "Figure", colours: Mapping[str, str]) -> None:
-    """Write names and colours below the panels, in as few lines as fit the width."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=colour, marker=shape, linewidth=3, markersize=7, label=name)
-        for (name, colour), shape in zip(colours.items(), itertools.cycle(_SHAPES), strict=False)
-    ]
-    across = min(len(handles), max(1, int(figure.get_figwidth() / _LEGEND_INCHES)))
-    lines = math.ceil(len(handles) / across)
-    figure.set_figheight(figure.get_figheight() + _LINE_INCHES * (lines - 1))
+def _legend(figure: "Figure", lines: "Sequence[Line2D]") -> None:
+    """Write the names of lines below the panels, as many beside each other as fit."""
+    across = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
     look: Any = {"frameon": False, "labelcolor": INK, "fontsize": _LEGEND_POINTS}
-    across = math.ceil(len(handles) / lines)
-    figure.legend(handles=handles, loc="outside lower center", ncols=across, **look)
+    figure.legend(handles=lines, ncols=across, loc="outside lower center", **look)
 
 
-def _draw_lines(
-    panel: "Axes", sweep: Sweep, machine: str, axis: str, colours: Mapping[str, str]
-) -> None:
+def _draw_lines(panel: "Axes", sweep: Sweep, machine: str, axis: str) -> None:
     from matplotlib.ticker import LogLocator
 
-    for placement in reversed(sweep.placements):  # Of equal lines, the first is drawn on top.
+    looks = [*zip(sweep.placements, itertools.cycle(_LOOKS), strict=False)]
+    for placement, (colour, shape) in reversed(looks):  # Of equal lines, the first is on top.
         of_line = (p for p in sweep.points if (p.platform, p.placement) == (machine, placement))
         known = (p for p in of_line if axis in p.varied and p.samples_per_s)
         line = [(point.varied[axis], point.samples_per_s) for point in known]
         if line:
             across, up = zip(*line, strict=True)
-            shape = _SHAPES[sweep.placements.index(placement) % len(_SHAPES)]
-            look: Any = {"linewidth": 1.3, "marker": shape, "markersize": 4}
-            panel.plot(across, up, color=colours[placement], **look)
+            look: Any = {"color": colour, "linewidth": 1.3, "marker": shape, "markersize": 4}
+            panel.plot(across, up, label=placement, **look)
     values = sweep.axes[axis]
     if min(values) > 0:
         panel.set_xscale("log")

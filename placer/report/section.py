@@ -104,8 +104,8 @@ class Column:
         return self.show or next(by_unit, text)
 
     def cell(self, row: Row) -> str:
-        """Return the formatted value of a row."""
-        value = row[self.key]
+        """Return the formatted value of a row; rows may lack it."""
+        value = row.get(self.key)
         return "–" if value is None else plain_line(self._shows(value))
 
     def least_width(self, cells: Sequence[str]) -> int:
@@ -169,7 +169,7 @@ class Section:
 
     def columns_in(self, rows: Sequence[Row]) -> list[Column]:
         """Return the columns with a nonzero value in at least one row; pages call this, too."""
-        return [one for one in self.columns if any(row[one.key] for row in rows)]
+        return [one for one in self.columns if any(row.get(one.key) for row in rows)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         visible = self.rows[: self.shown]

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from placer.errors import PlacerError
 from placer.report import section as form
 from placer.report.picture import BOUND, INK, MUTED, SKY, STEP, picture, plain_grid
-from placer.report.section import Column, Report, Row, Section, attributes, columns
+from placer.report.section import Column, Report, Row, Section, attributes, columns, grouped
 from placer.units import format_bytes, format_seconds, significant
 from solvers.analysis.compare import Cheapest, CompareRow
 
@@ -16,30 +16,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_FIGURES = columns(
-    step_time_s="step time", gap="gap", hbm_lookup_share="from HBM", solve_s="solved in"
-)
-
-
-def _compared(row: CompareRow) -> Row:
-    """Return the row's values that describe solvers, by name, without those of machines."""
-    names = [one.name for one in fields(CompareRow)]
-    return attributes(row, *names[: names.index("gpus")])
+def _case(row: CompareRow) -> tuple[str, int, str]:
+    """Return what rows that can be compared have in common: machine, budget and cost model."""
+    return row.topology, row.hbm_budget_bytes, row.cost_model
 
 
 def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Report:
     """Report the rows, each compared with the best of its machine, budget and cost model."""
-    best: dict[tuple[str, int, str], float] = {}
-    for row in rows:
-        if row.step_time_s is not None:
-            key = (row.topology, row.hbm_budget_bytes, row.cost_model)
-            best[key] = min(row.step_time_s, best.get(key, row.step_time_s))
-    on_drives = any(row.ssd_used_bytes for row in rows)
-    values = []
-    for row in rows:
-        lead = best.get((row.topology, row.hbm_budget_bytes, row.cost_model))
-        known = {**_compared(row), **(attributes(row, "ssd_used_bytes") if on_drives else {})}
-        values.append({**known, "ratio_to_best": form.ratio(row.step_time_s, lead)})
+    best = {
+        case: min((one.step_time_s for one in same if one.step_time_s is not None), default=None)
+        for case, same in grouped(rows, _case).items()
+    }
+    # Those that describe solvers; those of machines follow.
+    names = [one.name for one in fields(CompareRow)]
+    names = names[: names.index("gpus")]
+    names += ["ssd_used_bytes"] * any(row.ssd_used_bytes for row in rows)
+    values = [
+        {**attributes(row, *names), "ratio_to_best": form.ratio(row.step_time_s, best[_case(row)])}
+        for row in rows
+    ]
     models = {row.cost_model for row in rows}
     without_plan = any(row.step_time_s is None for row in rows)
     several = len({row.topology for row in rows}) > 1
@@ -55,7 +50,7 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
         *columns(gap="gap", solve_s="solve"),
         Column("hbm_used_bytes", "HBM", spare=True),
         Column("dram_used_bytes", "DRAM", spare=True),
-        *([Column("ssd_used_bytes", "SSD", spare=True)] if on_drives else []),
+        Column("ssd_used_bytes", "SSD", spare=True),
         Column("balance", "balance", form.fraction, spare=True),
         Column("hbm_lookup_share", "from HBM"),
         *([Column("detail", "detail", wraps=True)] if without_plan else ()),
@@ -80,67 +75,43 @@ def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> No
     if all(row.step_time_s is None for row in rows):
         raise PlacerError("there is nothing to draw: no solver found a plan")
     several = len({row.topology for row in rows}) > 1
-    panels: dict[tuple[str, ...], list[CompareRow]] = {}
-    for row in rows:
-        machine = (row.topology,) if several else ()
-        budget = f"{format_bytes(row.hbm_budget_bytes)} of HBM per GPU"
-        panels.setdefault((*machine, budget, row.cost_model), []).append(row)
-    heights = [len(members) for members in panels.values()]
-    inches = 0.9 + sum(0.42 * height + 0.75 for height in heights)
-    with picture(path, (10, inches)) as figure:
+    panels = grouped(rows, _case)
+    heights = [len(members) + 0.6 for members in panels.values()]
+    with picture(path, (10, 0.9 + sum(0.42 * height + 0.5 for height in heights))) as figure:
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
 
-        ratios = {"height_ratios": [n + 0.6 for n in heights], "width_ratios": [1.0, 0.55]}
-        how: Any = {"squeeze": False, "sharex": "col", "sharey": "row", **ratios}
-        axes = figure.subplots(len(panels), 2, **how)
-        widest = max(row.step_time_s for row in rows if row.step_time_s is not None)
-        scales = {1.0: "s", 1e3: "ms", 1e6: "us"}
-        scale = next((one for one in scales if widest * one >= 1), 1e6)
-        for (bars, figures), (key, members) in zip(axes, panels.items(), strict=True):
-            _draw_bars(bars, key, members, scale)
-            _write_figures(figures, members)
-        axes[-1][0].set_xlabel(f"step time in {scales[scale]}, of the slowest GPU", color=MUTED)
-        axes[0][0].set_xlim(0, widest * scale * 1.02)
+        how: Any = {"squeeze": False, "sharex": True, "height_ratios": heights}
+        axes = figure.subplots(len(panels), **how)[:, 0]
+        for axis, ((machine, hbm_bytes, model), members) in zip(axes, panels.items(), strict=True):
+            budget = f"{format_bytes(hbm_bytes)} of HBM per GPU"
+            title = " · ".join([machine] * several + [budget, model])
+            axis.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+            _draw_bars(axis, members)
+        axes[-1].set_xlabel("step time, of the slowest GPU", color=MUTED)
+        axes[-1].xaxis.set_major_formatter(lambda seconds, _: format_seconds(seconds))
         look: Any = {"ncols": 3, "frameon": False, "labelcolor": INK}
         line = Line2D([], [], color=BOUND, linewidth=2, label="proven bound")
         boxes = Patch(color=STEP, label="best"), Patch(color=SKY, label="others")
         figure.legend(handles=[*boxes, line], loc="outside upper right", **look)
 
 
-def _draw_bars(
-    axis: "Axes", key: tuple[str, ...], members: Sequence[CompareRow], scale: float
-) -> None:
+def _draw_bars(axis: "Axes", members: Sequence[CompareRow]) -> None:
     best = min((row.step_time_s for row in members if row.step_time_s is not None), default=None)
+    names = []
     for place, row in enumerate(members):
         if row.step_time_s is None:
-            across = axis.get_yaxis_transform()
-            words = row.status.replace("_", " ")
-            axis.text(0.01, place, words, va="center", color=MUTED, transform=across)
+            names.append(f"{row.solver}: {row.status.replace('_', ' ')}")
             continue
+        names.append(f"{row.solver}: {format_seconds(row.step_time_s)}")
         color = STEP if row.step_time_s == best else SKY
-        axis.barh(place, row.step_time_s * scale, height=0.62, color=color)
+        axis.barh(place, row.step_time_s, height=0.62, color=color)
         if row.bound_s:
-            ends = [place - 0.38, place + 0.38]
-            axis.plot([row.bound_s * scale] * 2, ends, color=BOUND, linewidth=2)
-    axis.set_ylim(-0.5, len(members) - 0.5)
-    axis.set_yticks(range(len(members)), [row.solver for row in members], color=INK)
-    axis.invert_yaxis()
-    axis.set_title(" · ".join(key), loc="left", fontsize=11, fontweight="bold", color=INK)
+            axis.plot([row.bound_s] * 2, [place - 0.38, place + 0.38], color=BOUND, linewidth=2)
+    axis.set_ylim(len(members) - 0.5, -0.5)
+    axis.set_yticks(range(len(members)), names)
     plain_grid(axis, axis="x")
     axis.tick_params(axis="y", labelcolor=INK)
-
-
-def _write_figures(axis: "Axes", members: Sequence[CompareRow]) -> None:
-    """Write the figures of each row in columns next to its bar."""
-    axis.set_axis_off()
-    axis.set_xlim(0, len(_FIGURES))
-    style: dict[str, Any] = {"ha": "right", "va": "center", "fontsize": 9}
-    for number, column in enumerate(_FIGURES):
-        axis.text(number + 0.95, -0.72, str(column.title), color=MUTED, **style)
-        for place, row in enumerate(members):
-            words = column.cell(asdict(row))
-            axis.text(number + 0.95, place, words, color=INK, **style)
 
 
 _OF_MACHINES = (
@@ -157,12 +128,17 @@ def fleet_report(
     rows: Sequence[CompareRow], answer: Cheapest, within_s: float, title: str
 ) -> Report:
     """Report machines, and which one trains a billion samples in time for the least money."""
-    values: list[Row] = []
-    for row in rows:
-        more = {"assumed": ", ".join(row.assumed), **attributes(row, "detail", "least_cost")}
-        known = {"machine": row.topology, **attributes(row, *_OF_MACHINES)}
-        cost = {"cost": row.cost_per_billion_samples}
-        values.append({**known, **cost, **more, "answer": row is answer.row})
+    values = [
+        {
+            "machine": row.topology,
+            **attributes(row, *_OF_MACHINES),
+            "cost": row.cost_per_billion_samples,
+            "assumed": ", ".join(row.assumed),
+            **attributes(row, "detail", "least_cost"),
+            "answer": row is answer.row,
+        }
+        for row in rows
+    ]
     without_plan = any(row.step_time_s is None for row in rows)
     shown = (
         Column("machine", "machine"),
@@ -235,9 +211,9 @@ def plot_fleet(drawn: tuple[Sequence[CompareRow], Cheapest], path: str | os.Path
             beside: Any = {"xytext": (5, 4), "textcoords": "offset points"}
             axis.annotate(row.topology, (seconds, cost), **beside, fontsize=8, color=INK)
         axis.set(xscale="log", yscale="log")
-        axis.xaxis.set_major_formatter(lambda seconds, _: _hours(seconds))
-        axis.yaxis.set_major_formatter(lambda dollars, _: form.number(dollars))
-        axis.yaxis.set_minor_formatter(lambda dollars, _: form.number(dollars))
+        for which in ("major", "minor"):
+            getattr(axis.xaxis, f"set_{which}_formatter")(lambda seconds, _: _hours(seconds))
+            getattr(axis.yaxis, f"set_{which}_formatter")(lambda dollars, _: form.number(dollars))
         axis.set_xlabel("time for a billion samples", color=MUTED)
         axis.set_ylabel("dollars for a billion samples", color=MUTED)
         plain_grid(axis, which="both")
