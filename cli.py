@@ -327,8 +327,8 @@ def plan(
     made = result.plan
     if file is not None:
         made = save_with_profile(made, file, options.profile_path or str(options.workload))
-    evaluate = partial(costs.evaluate, problem)
-    report.print_report(solver_reports.plan_report(made, evaluate, end=result.termination), output)
+    shown = solver_reports.plan_report(made, costs.evaluate(problem, made), end=result.termination)
+    report.print_report(shown, output)
     report.print_stderr(f"{solver_reports.verdict(result)}; {_written('plan', file)}")
 
 
@@ -483,9 +483,10 @@ def show(
         return report.print_report(solver_reports.explain_report(explanation), output)
     # Times are those of the rows that the plan has in HBM, hot or not any more.
     ordered = problem.in_plan_order(loaded)
-    evaluate, binds = partial(costs.evaluate, ordered), partial(binding, ordered, loaded, costs)
+    cost = costs.evaluate(ordered, loaded)
+    binds = binding(ordered, loaded, costs, cost)
     how: Any = {"even": assumed_even(loaded, known), "problem_sha256": problem.sha256}
-    shown = solver_reports.plan_report(loaded, evaluate, top=top, binds=binds, **how)
+    shown = solver_reports.plan_report(loaded, cost, top=top, binds=binds, **how)
     report.print_report(shown, output)
 
 

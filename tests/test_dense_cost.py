@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -191,7 +190,7 @@ def test_a_long_dense_part_is_what_a_step_waits_for() -> None:
     report = Roofline().evaluate(problem, plan)
     assert report.has_dense_phase
     assert report.bottleneck == "dense layers"
-    shown = plan_report(plan, partial(Roofline().evaluate, problem))
+    shown = plan_report(plan, Roofline().evaluate(problem, plan))
     phases = next(one for one in shown.sections if one.name == "phases")
     names = [row["name"] for row in phases.rows]
     assert names.index("outputs") + 1 == names.index("dense") == names.index("gradients") - 1
@@ -204,7 +203,7 @@ def test_a_long_dense_part_is_what_a_step_waits_for() -> None:
 
 def test_words_say_when_steps_are_embeddings_alone() -> None:
     problem, plan = solved(None)
-    shown = plan_report(plan, partial(Roofline().evaluate, problem))
+    shown = plan_report(plan, Roofline().evaluate(problem, plan))
     assert any("(roofline" in line and "embeddings alone" in line for line in shown.headline)
     assert shown.facts["dense_s"] is shown.facts["dense_bytes"] is None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from fast_and_full import mostly_slow
 
-from cost_models import CostReport, Roofline
+from cost_models import Roofline
 from placer import Plan, Problem, Profile, Topology
 from placer.adapters.hugectr import to_hugectr
 from placer.adapters.torchrec.export import document
@@ -103,7 +103,7 @@ def check(works: Sequence[Callable[[], object]]) -> None:
 
 
 QUESTIONS: dict[str, Callable[[Problem, Plan], object]] = {
-    "show": lambda problem, plan: plan_report(plan, lambda one: Roofline().evaluate(problem, one)),
+    "show": lambda problem, plan: plan_report(plan, Roofline().evaluate(problem, plan)),
     "verify": lambda problem, plan: violations(plan),
     "diff": lambda problem, plan: diff(plan, plan),
     "memory": lambda problem, plan: peak_memory(plan, problem.profile),
@@ -142,19 +142,3 @@ def test_page(problems: list[tuple[Problem, Plan]], tmp_path: Path) -> None:
         problem.profile.save(tmp_path / f"{number}")
         plan.save(tmp_path / f"{number}.json")
     check([partial(page, number) for number in range(2)])
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-def test_a_plan_is_evaluated_once_for_its_report(
-    copies: int, problems: list[tuple[Problem, Plan]]
-) -> None:
-    """Whatever the number of its tables."""
-    problem, plan = problems[copies - 1]
-    evaluated: list[Plan] = []
-
-    def evaluate(one: Plan) -> CostReport:
-        evaluated.append(one)
-        return Roofline().evaluate(problem, one)
-
-    plan_report(plan, evaluate)
-    assert evaluated == [plan]

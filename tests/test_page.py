@@ -69,7 +69,7 @@ def answers_of(problem: Problem, plan: Plan) -> Answers:
         plan,
         problem,
         cost,
-        plan_report(plan, lambda _: cost),
+        plan_report(plan, cost),
         Binding("hbm bandwidth", f"waits for {cost.bottleneck}; half of it is work"),
     )
 

@@ -144,7 +144,7 @@ def test_a_new_plan_says_how_its_search_ended_and_what_binds(
 ) -> None:
     problem, plan = solved
     end = Termination("feasible", limit, "waits for gpu:0 hbm; of which there is no more")
-    report = plan_report(plan, partial(Roofline().evaluate, problem), end=end)
+    report = plan_report(plan, Roofline().evaluate(problem, plan), end=end)
     found = report.to_json()
     assert (found["limit"], found["binding"]) == (limit, end.detail)
     assert end.detail in report.headline
@@ -163,7 +163,7 @@ def test_a_bound_is_shown_with_the_recorded_time_or_for_the_same_problem(
         (edited, problem.sha256, True),
         (edited, "another", False),
     ):
-        facts = plan_report(other, evaluate, problem_sha256=sha256).facts
+        facts = plan_report(other, evaluate(other), problem_sha256=sha256).facts
         assert (facts["bound_s"] is not None) is (facts["gap"] is not None) is is_shown
     assert bound_holds(plan, problem.sha256, evaluate(plan))
     assert not bound_holds(plan, "another", evaluate(plan))
@@ -184,7 +184,7 @@ def test_tables_furthest_below_the_plan_are_listed_first() -> None:
 def test_plan_report_adds_up(solved: tuple[Problem, Plan]) -> None:
     problem, plan = solved
     evaluate = partial(Roofline().evaluate, problem)
-    report = plan_report(plan, evaluate).to_json()
+    report = plan_report(plan, evaluate(plan)).to_json()
     memory, cost = device_memory(plan), evaluate(plan)
     gpus = plan.topology.gpus_by_id
     for row in report["memory"]:
@@ -207,7 +207,7 @@ def test_plan_report_adds_up(solved: tuple[Problem, Plan]) -> None:
 @pytest.mark.parametrize("width", [80, 100, 140])
 def test_plan_report_is_readable(solved: tuple[Problem, Plan], width: int) -> None:
     problem, plan = solved
-    text = shown(plan_report(plan, partial(Roofline().evaluate, problem)), width)
+    text = shown(plan_report(plan, Roofline().evaluate(problem, plan)), width)
     assert "…" not in text
     assert "Memory by device" in text
     assert "waits for" in text

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -126,9 +125,8 @@ def test_all_say_the_same_of_what_binds(answer: WhatIf, problem: Problem) -> Non
     assert answer.base.termination.detail == words
     assert binding(problem, plan, MODEL).words == words
     assert words in whatif_report(problem, answer, solver="greedy-cost").headline
-    shown = plan_report(
-        plan, partial(MODEL.evaluate, problem), binds=partial(binding, problem, plan, MODEL)
-    )
+    cost = MODEL.evaluate(problem, plan)
+    shown = plan_report(plan, cost, binds=binding(problem, plan, MODEL, cost))
     assert words in shown.headline
     assert shown.to_json()["binding"] == words
 

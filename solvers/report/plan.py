@@ -39,30 +39,26 @@ MOST_TABLES = 40
 
 MOST_DEVICES = 18
 
-Evaluate = Callable[[Plan], CostReport]
-"""Returns the cost of a plan: ``functools.partial(model.evaluate, problem)``."""
-
 
 def plan_report(
     plan: Plan,
-    evaluate: Evaluate | None = None,
+    cost: CostReport | None = None,
     *,
     top: int = 20,
     end: Termination | None = None,
-    binds: Callable[[CostReport], Binding] | None = None,
+    binds: Binding | None = None,
     even: Sequence[str] = (),
     problem_sha256: str = "",
 ) -> Report:
     """Report the memory and time of every device, and the placement of every table.
 
-    Without `evaluate`, the report has only memory. If a plan has more than `MOST_TABLES` tables,
-    list the `top` tables by time, or by size without times; JSON has all tables. `end` is the
-    termination of the search that made the plan, and says what binds. Without it, `binds` finds
-    what binds from the plan's cost. `even` names tables for `even_words`. `problem_sha256` is the
-    hash of the problem that `evaluate` is of. If the plan was made for another one, or for another
-    cost model, and its step time is another one there, the facts have no bound and no gap.
+    Without `cost`, the report has only memory. If a plan has more than `MOST_TABLES` tables, list
+    the `top` tables by time, or by size without times; JSON has all tables. `end` is the
+    termination of the search that made the plan, and says what binds; without it, `binds` does.
+    `even` names tables for `even_words`. `problem_sha256` is the hash of the problem that `cost` is
+    of. If the plan was made for another one, or for another cost model, and its step time is
+    another one there, the facts have no bound and no gap.
     """
-    cost = None if evaluate is None else evaluate(plan)
     memory = device_memory(plan)
     sections = [_memory_section(memory)]
     if cost is not None:
@@ -77,8 +73,8 @@ def plan_report(
     facts = _facts(plan, cost, memory, problem_sha256)
     if end is not None:
         facts = {**facts, "limit": end.limit, "binding": end.detail}
-    elif cost is not None and (found := binds and binds(cost)):
-        facts = {**facts, "binding": found.words, "binds": found.resource, "gain": found.gain}
+    elif binds is not None:
+        facts = {**facts, "binding": binds.words, "binds": binds.resource, "gain": binds.gain}
     title = f"{counted(len(plan.tables), 'table')} on {plan.topology.name}"
     return Report(title, tuple(sections), facts, _headline(plan, cost, facts, end, even))
 

@@ -93,9 +93,7 @@ def ask(
     on_progress(1, None, "what binds")
     found = binding(ordered, plan, model, cost)
     even = assumed_even(plan, profile)
-    shown = plan_report(
-        plan, lambda _: cost, binds=lambda _: found, even=even, problem_sha256=problem.sha256
-    )
+    shown = plan_report(plan, cost, binds=found, even=even, problem_sha256=problem.sha256)
     parts: dict[str, Report] = {}
 
     def shows(words: str) -> Callable[[int, int | None], None]:
