@@ -505,10 +505,8 @@ def report_command(
 
     \b
     placer report plan.json -o report.html
-    placer report plan.json next.json --data train.tsv --compare ilp,auto -o report.html
+    placer report plan.json next.json --hbm-steps 4GiB,8GiB,16GiB --whatif -o report.html
     """
-    if not asked.data:
-        refuse_without("--data", "log_format batches windows")
     with report.stoppable() as stop, report.progress_bar("parts") as update:
         answers = page.ask(path, second, asked, profile_path, rules, model,
                            limits=effort.limits(stop), on_progress=update)  # fmt: skip

@@ -364,5 +364,5 @@ def test_one_name_for_the_format_of_results_and_one_for_that_of_logs() -> None:
         assert "--data-format" not in text
         for line in re.findall(r"^ +--format .*$", text, re.MULTILINE):
             assert re.search(r"\[table\|json(\|csv)?\]", line), f"{name}: {line}"
-    readers = ("demo", "pilot", "profile", "report", "simulate", "train")
+    readers = ("demo", "pilot", "profile", "simulate", "train")
     assert [name for name in sorted(shown) if "--log-format" in shown[name]] == list(readers)

@@ -271,24 +271,13 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(bench: Workbench) -> Path:
-    """A page with all parts: a second plan, a log, solvers, budgets and prices."""
+    """A page with all parts: a second plan, budgets, changes of the machine, alternatives."""
     file, other = bench.folder / "page.html", bench.folder / "other.json"
     machine = ("--topology", bench.folder / "machine.yaml", "--hbm", "60KiB", "--batch-size", "8")
     solver = ("--solver", "greedy-cost", "--steps", "2")
     succeed("plan", "--profile", bench.profile, *machine, *solver, "-o", other)
-    asked = ("--compare", "greedy-size,greedy-lookup", "--hbm-steps", "60KiB,1MiB", "--whatif")
-    more = (
-        "--solver",
-        "greedy-size",
-        "--data",
-        bench.log,
-        "--batches",
-        "8",
-        "--explain",
-        "1",
-        "--steps",
-        "2",
-    )
+    asked = ("--hbm-steps", "60KiB,1MiB", "--whatif")
+    more = ("--solver", "greedy-size", "--explain", "1", "--steps", "2")
     succeed("report", bench.plan, other, *asked, *more, "-o", file)
     return file
 

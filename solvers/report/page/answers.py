@@ -4,28 +4,24 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import cost_models
 from cost_models import CostReport
-from cost_models.report import simulate_report
 from placer.constraints.constraints import Constraints
 from placer.errors import PlacerError
 from placer.plan.diff import diff
 from placer.plan.drift import assumed_even
-from placer.plan.origin import open_log_of, profile_of
+from placer.plan.origin import profile_of
 from placer.plan.plan import Plan
 from placer.plan.verify import check_shards
 from placer.problem import Problem, before_dense, machine_of
 from placer.report.moves import diff_report
 from placer.report.section import Report
 from placer.units import parse_sizes
-from solvers.analysis.compare import compare
 from solvers.analysis.explain import explain
 from solvers.analysis.whatif import FrontPoint, front, whatif
 from solvers.bounds.binding import Binding, binding
 from solvers.registry import solver as solver_called
-from solvers.report.compare import compare_report
 from solvers.report.explain import explain_report
 from solvers.report.page import Questions
 from solvers.report.plan import plan_report
@@ -47,7 +43,7 @@ class Answers:
 
     The problem's accesses are over the plan's row order. `shown` is the report of `placer show`,
     and `binding` says what limits the plan. `parts` has the reports of questions that were asked:
-    ``budgets``, ``comparison``, ``log`` and ``moves``. `explanations` has those of some tables.
+    ``budgets`` and ``moves``. `explanations` has those of some tables.
     """
 
     plan: Plan
@@ -99,10 +95,6 @@ def ask(
     def shows(words: str) -> Callable[[int, int | None], None]:
         return lambda done, total: on_progress(done, total, words)
 
-    if asked.compared is not None:
-        names = [name.strip() for name in asked.compared.split(",")]
-        rows = compare(problem, names, (cost_model,), limits, on_solved=shows("solvers"))
-        parts["comparison"] = compare_report(rows, "Solvers on the plan's problem")
     points: tuple[FrontPoint, ...] = ()
     if asked.hbm_steps:
         strategy, how = solver_called(asked.solver), limits or Limits(20.0)
@@ -123,13 +115,6 @@ def ask(
         search = problem, model, limits
         gains = whatif(*search, solver=asked.solver, on_solved=shows("what if"))
         parts["budgets"] = whatif_report(problem, gains, points, solver=asked.solver)
-    if asked.data:
-        log = open_log_of(plan, path, asked.data, asked.data_format, profile_path, ids_alone=True)
-        size = plan.batch_size * len(plan.topology.gpus)
-        streams = [cost_models.log_stream(plan, log, size, asked.batches)]
-        options: Any = {"other": other, "windows": asked.windows}
-        simulated = cost_models.simulate(plan, streams, model, profile, **options)
-        parts["log"] = simulate_report(simulated)
     if other is not None:
         parts["moves"] = diff_report(diff(plan, other))
     few = EXPLAINED if len(plan.tables) * len(plan.topology.gpus) <= MOST_EXPLAINED else 0
