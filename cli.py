@@ -494,10 +494,17 @@ def show(
 def report_command(
     path: Path = PLAN,
     second: File = argument(None, STORED),
-    asked: page.Questions = BUNDLE,
     profile_path: File = PROFILE,
-    model: str = shared.MODEL,
     rules: File = shared.RULES,
+    model: str = shared.MODEL,
+    hbm_steps: Text = option(
+        None, "Also show step times with budgets: 2GiB,4GiB.", kind=parse_sizes
+    ),
+    changes: bool = option(False, "Also show what a larger or faster machine gains.", "--whatif"),
+    solver: str = option("greedy-cost", "Solver for --hbm-steps and --whatif.", kind=_SOLVERS),
+    explained: int | None = option(
+        None, "Explain this many tables; by default 3 if the plan is small.", "--explain", least=0
+    ),
     effort: shared.Effort = BUNDLE,
     file: Path = option(..., "HTML file to write.", "-o --output", kind=FILE),
 ) -> None:
@@ -508,8 +515,9 @@ def report_command(
     placer report plan.json next.json --hbm-steps 4GiB,8GiB,16GiB --whatif -o report.html
     """
     with report.stoppable() as stop, report.progress_bar("parts") as update:
-        answers = page.ask(path, second, asked, profile_path, rules, model,
-                           limits=effort.limits(stop), on_progress=update)  # fmt: skip
+        how: Any = {"hbm_steps": hbm_steps, "changes": changes, "solver": solver}
+        how |= {"explained": explained, "limits": effort.limits(stop), "on_progress": update}
+        answers = page.ask(path, second, profile_path, rules, model, **how)
     page.write_page(answers, file, command=report.this_command())
     click.echo(f"page written to {file}")
 

@@ -26,15 +26,6 @@ SOLVERS = {
 """The path of each solver's class by the solver's name; `solver` imports the class."""
 
 
-def check_names(text: str) -> None:
-    """Raise PlacerError unless a text has names of solvers, with commas between.
-
-    >>> check_names("ilp, auto")
-    """
-    for name in text.split(","):
-        _class_of(name.strip())
-
-
 def solver(name: str) -> "Solver":
     """Return the solver with the name `name`.
 
@@ -43,16 +34,11 @@ def solver(name: str) -> "Solver":
 
     Raises PlacerError if no solver has this name; the message lists valid names.
     """
-    module, _, strategy = _class_of(name).rpartition(".")
-    made: Solver = getattr(importlib.import_module(module), strategy)()
-    return made
-
-
-def _class_of(name: str) -> str:
-    """Return the path of a solver's class; raise PlacerError if no solver has this name."""
     if name not in SOLVERS:
         raise PlacerError(f"no solver is called {name!r}; choose from {', '.join(SOLVERS)}")
-    return SOLVERS[name]
+    module, _, strategy = SOLVERS[name].rpartition(".")
+    made: Solver = getattr(importlib.import_module(module), strategy)()
+    return made
 
 
 def solve(

@@ -124,7 +124,6 @@ def test_a_budget_that_is_no_size(
         ("plan", "--widths", "int8,int4", "no type is called 'int4'; there are float32, "),
         ("plan", "--gap", "nan", "nan is not finite"),
         ("replan", "--solver", "sise", "'sise' is not one of "),
-        ("report", "--solver", "sise", "no solver is called 'sise'; choose from "),
         ("train", "--lr", "0", "0.0 is not in the range x>0"),
         ("pilot", "--embedding-lr", "inf", "inf is not finite"),
     ],

@@ -28,7 +28,7 @@ from solvers.analysis.replan import replan
 from solvers.analysis.whatif import whatif
 from solvers.bounds import lagrangian
 from solvers.report import plan_report
-from solvers.report.page import Questions, ask, write_page
+from solvers.report.page import ask, write_page
 
 TABLES, BATCH = 12, 512
 ONCE, MOST = 8, 2.6
@@ -135,8 +135,8 @@ def test_searches(name: str, problems: list[tuple[Problem, Plan]]) -> None:
 @pytest.mark.slow
 def test_page(problems: list[tuple[Problem, Plan]], tmp_path: Path) -> None:
     def page(number: int) -> None:
-        files = tmp_path / f"{number}.json", None, Questions(explained=0), tmp_path / f"{number}"
-        write_page(ask(*files), tmp_path / "page.html")
+        files = tmp_path / f"{number}.json", None, tmp_path / f"{number}"
+        write_page(ask(*files, explained=0), tmp_path / "page.html")
 
     for number, (problem, plan) in enumerate(problems):
         problem.profile.save(tmp_path / f"{number}")

@@ -30,7 +30,7 @@ from solvers.analysis.whatif import FrontPoint, front
 from solvers.bounds.binding import Binding, Resource
 from solvers.registry import solver as solver_called
 from solvers.report import plan_report
-from solvers.report.page import Answers, Questions, ask, write_page
+from solvers.report.page import Answers, ask, write_page
 from solvers.report.page.figures import front_charts, memory_charts, time_chart
 from solvers.report.page.render import charts_of, script_json
 from solvers.report.page.tables import table_map
@@ -445,7 +445,7 @@ def test_thousands_of_tables_are_searched_and_leafed_through(tab: Browser, tmp_p
 
 @pytest.mark.slow
 def test_a_question_to_a_file_is_answered_in_values(bench: Workbench) -> None:
-    answers = ask(bench.plan, questions=Questions(explained=1))
+    answers = ask(bench.plan, explained=1)
     assert len(answers.explanations) == 1
     assert answers.shown.facts["bound_s"] == answers.plan.solver.bound_s
     assert answers.parts == {}
@@ -471,7 +471,8 @@ def test_budgets_are_before_what_is_reserved_and_dense_layers_take(tmp_path: Pat
     budgets = [10 << 10, 20 << 10, 30 << 10]
     shown = ask(
         plan,
-        questions=Questions(hbm_steps=",".join(f"{one}B" for one in budgets), explained=0),
+        hbm_steps=",".join(f"{one}B" for one in budgets),
+        explained=0,
         profile_path=profile,
         constraints_path=rules,
         limits=limits,

@@ -23,7 +23,6 @@ from solvers.analysis.whatif import FrontPoint, front, whatif
 from solvers.bounds.binding import Binding, binding
 from solvers.registry import solver as solver_called
 from solvers.report.explain import explain_report
-from solvers.report.page import Questions
 from solvers.report.plan import plan_report
 from solvers.report.whatif import front_section, whatif_report
 from solvers.result import Limits, SolveResult
@@ -58,23 +57,30 @@ class Answers:
 def ask(
     path: Path,
     other_path: Path | None = None,
-    questions: Questions | None = None,
     profile_path: Path | None = None,
     constraints_path: Path | None = None,
     cost_model: str = "roofline",
     *,
+    hbm_steps: str | None = None,
+    changes: bool = False,
+    solver: str = "greedy-cost",
+    explained: int | None = None,
     limits: Limits | None = None,
     on_progress: Progress = lambda done, total, name: None,
 ) -> Answers:
     """Read a plan and answer the questions about it.
 
     With a second plan, also report the moves from the first to the second. Profile and constraints
-    are like those of `placer show`. `limits` hold for each search. `on_progress` is called with the
-    work done, all work if known, and the name of the work.
+    are like those of `placer show`.
+
+    - `hbm_steps`: also show step times with these budgets of each GPU, such as ``2GiB,4GiB``.
+    - `changes`: also show what changes of the machine gain.
+    - `solver`, `limits`: of each search for the two.
+    - `explained`: explain this many tables, the slowest ones; the default depends on the plan.
+    - `on_progress`: called with the work done, all work if known, and the name of the work.
 
     Raises PlacerError if a file cannot be read, or the plan's profile is not there.
     """
-    asked = questions or Questions()
     plan = Plan.load(path)
     check_shards(plan)
     other = None if other_path is None else Plan.load(other_path)
@@ -96,8 +102,8 @@ def ask(
         return lambda done, total: on_progress(done, total, words)
 
     points: tuple[FrontPoint, ...] = ()
-    if asked.hbm_steps:
-        strategy, how = solver_called(asked.solver), limits or Limits(20.0)
+    if hbm_steps:
+        strategy, how = solver_called(solver), limits or Limits(20.0)
 
         def at(budget: int) -> Problem:
             machine, left = machine_of(plan, rules or Constraints(), hbm=budget)
@@ -108,17 +114,17 @@ def ask(
             shows("budgets")(0, None)
             return strategy.solve(with_budget, model, how)
 
-        points = front(at, parse_sizes(asked.hbm_steps), solved)
+        points = front(at, parse_sizes(hbm_steps), solved)
         section = front_section(points, problem.global_batch_size)
         parts["budgets"] = Report(f"What if: {problem.topology.name}", (section,))
-    if asked.whatif:
+    if changes:
         search = problem, model, limits
-        gains = whatif(*search, solver=asked.solver, on_solved=shows("what if"))
-        parts["budgets"] = whatif_report(problem, gains, points, solver=asked.solver)
+        gains = whatif(*search, solver=solver, on_solved=shows("what if"))
+        parts["budgets"] = whatif_report(problem, gains, points, solver=solver)
     if other is not None:
         parts["moves"] = diff_report(diff(plan, other))
     few = EXPLAINED if len(plan.tables) * len(plan.topology.gpus) <= MOST_EXPLAINED else 0
-    most = min(len(plan.tables), few if asked.explained is None else asked.explained)
+    most = min(len(plan.tables), few if explained is None else explained)
     slowest = sorted(shown.to_json()["tables"], key=lambda row: -(row["time_s"] or 0.0))[:most]
     explanations = {}
     for number, name in enumerate(row["table"] for row in slowest):
