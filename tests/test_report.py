@@ -165,9 +165,10 @@ def test_a_bound_is_shown_with_the_recorded_time_or_for_the_same_problem(
     ):
         facts = plan_report(other, evaluate(other), problem_sha256=sha256).facts
         assert (facts["bound_s"] is not None) is (facts["gap"] is not None) is is_shown
-    assert bound_holds(plan, problem.sha256, evaluate(plan))
-    assert not bound_holds(plan, "another", evaluate(plan))
-    assert not bound_holds(plan, problem.sha256, replace(evaluate(plan), cost_model="mine"))
+    assert bound_holds(plan, "another", evaluate(plan))
+    assert bound_holds(edited, problem.sha256, evaluate(plan))
+    assert not bound_holds(edited, "another", evaluate(plan))
+    assert not bound_holds(edited, problem.sha256, replace(evaluate(plan), cost_model="mine"))
 
 
 def test_tables_furthest_below_the_plan_are_listed_first() -> None:

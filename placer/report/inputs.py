@@ -42,7 +42,6 @@ def profile_report(
         unknown_words(profile),
         unread_words(profile),
     )
-    is_published = any(table.zipf_exponent is not None for table in profile)
     shown_columns = (
         *columns(table="table", rows="rows"),
         Column("dim", "dim", form.count, spare=True),
@@ -56,7 +55,7 @@ def profile_report(
         Column("unique_rows_of_draws", "if drawn", form.count, spare=True),
         Column("unknown_share", "unknown"),
         Column("unknown_id_share", "unknown ids", spare=True),
-        *([Column("zipf_exponent", "Zipf", form.number)] * is_published),
+        Column("zipf_exponent", "Zipf", form.number),
     )
     title = f"Tables (distinct rows: per step of {batch_size:,} samples)"
     rows = tuple(_table_row(table, batch_size) for table in tables)
@@ -209,16 +208,14 @@ def workloads_report() -> Report:
     rows = []
     for name, title in workload_titles().items():
         # A name with a parameter stands for a family, which has no size.
-        sizes: Row = dict.fromkeys(("tables", "rows", "size_bytes", "lookups_per_sample"))
-        if "[" not in name:
-            profile = named_workload(name)
-            sizes = {
-                "tables": len(profile),
-                "rows": sum(one.table.rows for one in profile),
-                "size_bytes": profile.total_bytes,
-                "lookups_per_sample": sum(one.table.lookups_per_sample for one in profile),
-            }
-        rows.append({"name": name, **sizes, "title": title})
+        tables = [] if "[" in name else [one.table for one in named_workload(name)]
+        sizes = (
+            len(tables),
+            sum(one.rows for one in tables),
+            sum(one.total_bytes for one in tables),
+            sum(one.lookups_per_sample for one in tables),
+        )
+        rows.append((name, *(size or None for size in sizes), title))
     workloads = table_of(
         rows,
         "workloads",
@@ -251,11 +248,6 @@ def topology_report(topology: Topology) -> Report:
     def memory(device: Gpu | Host) -> float:
         return device.hbm_bytes_per_s if isinstance(device, Gpu) else device.dram_bytes_per_s
 
-    links = {
-        "host_link": ("to host", topology.host_link_bytes_per_s),
-        "peer": ("to peers", topology.peer_bytes_per_s),
-        "rack": ("to rack", topology.rack_bytes_per_s),
-    }
     devices = table_of(
         (*topology.gpus, *topology.hosts),
         "devices",
@@ -264,10 +256,9 @@ def topology_report(topology: Topology) -> Report:
         Column("host", "host", of=lambda device: getattr(device, "host", None)),
         Column("memory_bytes", "budget"),
         Column("memory_bytes_per_s", "memory", of=memory),
-        *(
-            Column(f"{link}_bytes_per_s", title, of=of_gpu(bandwidth))
-            for link, (title, bandwidth) in links.items()
-        ),
+        Column("host_link_bytes_per_s", "to host", of=of_gpu(topology.host_link_bytes_per_s)),
+        Column("peer_bytes_per_s", "to peers", of=of_gpu(topology.peer_bytes_per_s)),
+        Column("rack_bytes_per_s", "to rack", of=of_gpu(topology.rack_bytes_per_s)),
         Column("network_bytes_per_s", "to network", of=of_network),
         shown=MOST_DEVICES,
     )

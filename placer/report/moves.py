@@ -2,8 +2,9 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
@@ -37,13 +38,11 @@ def diff_report(diff: PlanDiff) -> Report:
         "new_step_time_s": new.solver.step_time_s,
         "old_cost_model": old.solver.cost_model,
         "new_cost_model": new.solver.cost_model,
-        "compared_cells": diff.compared_cells,
-        "changed_cells": diff.changed_cells,
+        **form.attributes(diff, "compared_cells", "changed_cells"),
         "changed_share": share,
-        "moved_bytes": diff.moved_bytes,
-        "kept_bytes": diff.kept_bytes,
-        "migration_s": None if way is None else way.seconds,
-        "waits_for": None if way is None else way.waits_for,
+        **form.attributes(diff, "moved_bytes", "kept_bytes"),
+        "migration_s": getattr(way, "seconds", None),
+        "waits_for": getattr(way, "waits_for", None),
         **{f"{status}_tables": count for status, count in sorted(statuses.items())},
     }
     words = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
@@ -104,8 +103,7 @@ def _time(way: Migration | None) -> str:
     return f"moving takes {format_seconds(way.seconds)} over the machine's links{waits}"
 
 
-def _kind(move: Move) -> str:
-    return move.kind
+_kind: Callable[[Move], str] = attrgetter("kind")
 
 
 def _cells(moves: Iterable[Move]) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from placer.plan.peak_memory import DevicePeak, PhaseMemory, largest_batch, peak_memory
+from placer.plan.peak_memory import DevicePeak, largest_batch, peak_memory
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
 from placer.report import section as form
@@ -26,13 +26,11 @@ def explain_report(explanation: Explanation) -> Report:
     devices = short_names(device for shard in shards for device in shard.devices)
     facts: Row = {
         "table": explanation.table,
-        "rows": table.rows,
-        "dim": table.dim,
+        **form.attributes(table, "rows", "dim"),
         "size_bytes": table.total_bytes,
         "placement": placement_kind(current.plan, explanation.table),
         "devices": devices,
-        "step_time_s": current.step_time_s,
-        "table_s": current.table_s,
+        **form.attributes(current, "step_time_s", "table_s"),
         "pooled_price_s_per_byte": explanation.pooled_price_s_per_byte,
     }
     headline = (
@@ -171,18 +169,15 @@ def verdict(peak: DevicePeak) -> str:
 
 
 def _phase_section(peak: DevicePeak) -> Section:
-    largest: dict[str, int] = {}
-    for phase in peak.phases:
-        for purpose, size in phase.parts.items():
-            largest[purpose] = max(size, largest.get(purpose, 0))
-    rows: list[Row] = [
-        {"purpose": purpose, **{_key(phase): phase.parts.get(purpose, 0) for phase in peak.phases}}
-        for purpose in sorted(largest, key=lambda purpose: (-largest[purpose], purpose))
+    def most(purpose: str) -> int:
+        return max(phase.parts.get(purpose, 0) for phase in peak.phases)
+
+    purposes = {purpose for phase in peak.phases for purpose in phase.parts}
+    rows: list[tuple[Any, ...]] = [
+        (purpose, *(phase.parts.get(purpose, 0) for phase in peak.phases))
+        for purpose in sorted(purposes, key=lambda purpose: (-most(purpose), purpose))
     ]
-    rows.append({"purpose": "total", **{_key(phase): phase.total_bytes for phase in peak.phases}})
-    shown = columns(purpose="purpose", **{_key(phase): phase.name for phase in peak.phases})
+    rows.append(("total", *(phase.total_bytes for phase in peak.phases)))
+    phases = {f"{phase.name.replace(' ', '_')}_bytes": phase.name for phase in peak.phases}
+    shown = columns(purpose="purpose", **phases)
     return table_of(rows, "phases", f"{peak.device} in each phase of a step", *shown)
-
-
-def _key(phase: PhaseMemory) -> str:
-    return phase.name.replace(" ", "_") + "_bytes"

@@ -5,12 +5,10 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
 from cost_models import CostReport
-from cost_models.cost_report import GpuCost, HostCost
 from placer import __version__
 from placer.constraints.unmet import kinds_of
 from placer.dense import DenseLayers
@@ -106,14 +104,9 @@ def placement_kind(plan: Plan, table: str) -> str:
 
 def short_names(devices: Iterable[str]) -> str:
     """Shorten a list of devices: ``gpu:0-3,7`` for gpu:0, gpu:1, gpu:2, gpu:3 and gpu:7."""
-    return _short_names(frozenset(devices))
-
-
-@lru_cache(64)  # Many tables may be replicated on the same GPUs.
-def _short_names(devices: frozenset[str]) -> str:
     numbers: dict[str, list[int]] = defaultdict(list)
     names = []
-    for device in sorted(devices):
+    for device in sorted(set(devices)):
         prefix, colon, suffix = device.rpartition(":")
         if colon and suffix.isdecimal():
             numbers[prefix].append(int(suffix))
@@ -133,14 +126,13 @@ def bound_holds(plan: Plan, problem_sha256: str, cost: CostReport) -> bool:
     """Return whether a plan's bound is for the problem and the cost model of a cost.
 
     A name such as ``calibrated:machine.json`` says nothing of the constants: the file may have been
-    measured again. Other versions may have other constants, too. Then only an equal step time shows
-    that it is the same model.
+    measured again. Other versions may have other constants, too. Then, and with another problem,
+    only an equal step time shows that the bound is for it.
     """
-    source = plan.provenance
-    if (problem_sha256, cost.cost_model) != (source.problem_sha256, plan.solver.cost_model):
-        return False
-    says_constants = ":" not in cost.cost_model and source.placer_version == __version__
-    return says_constants or _is_recorded(plan, cost.step_time_s)
+    made_for = plan.provenance.problem_sha256, plan.solver.cost_model
+    is_same = made_for == (problem_sha256, cost.cost_model)
+    says_constants = ":" not in cost.cost_model and plan.provenance.placer_version == __version__
+    return _is_recorded(plan, cost.step_time_s) or (is_same and says_constants)
 
 
 def _is_recorded(plan: Plan, step_time_s: float) -> bool:
@@ -163,7 +155,7 @@ def _facts(
     step_time_s, bound_s = solver.step_time_s, solver.bound_s
     if cost is not None:
         step_time_s = cost.step_time_s
-        if not _is_recorded(plan, step_time_s) and not bound_holds(plan, problem_sha256, cost):
+        if not bound_holds(plan, problem_sha256, cost):
             bound_s = None
 
     def of_cost(name: str) -> Any:
@@ -268,28 +260,21 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
 def _time_section(cost: CostReport) -> Section:
     """Return the table of each device's seconds of work in a step."""
     dram_s = {host.device: host.dram_s for host in cost.hosts}
-    serving = {gpu.device for gpu in cost.gpus}
-    timed: list[tuple[GpuCost | HostCost, float]] = [
-        *zip(cost.gpus, cost.gpu_s.tolist(), strict=True),
-        *((host, host.dram_s) for host in cost.hosts if host.device not in serving),
+    parts = "device", "hbm_s", "link_s", "communication_s", "launch_s"
+    rows: list[tuple[Any, ...]] = [
+        (*attributes(gpu, *parts).values(), dram_s.pop(gpu.device, None), gpu.total_s, busy_s)
+        for gpu, busy_s in zip(cost.gpus, cost.gpu_s.tolist(), strict=True)
     ]
-    slowest_s = max(busy_s for _, busy_s in timed)
-    if len(timed) > MOST_DEVICES:
-        timed.sort(key=lambda one: -one[1])
-
-    names = ("device", "hbm_s", "link_s", "communication_s", "launch_s")
-    rows = (
-        (
-            *(getattr(one, name, None) for name in names),
-            dram_s.get(one.device),
-            getattr(one, "total_s", busy_s),
-            form.ratio(busy_s, slowest_s),
-        )
-        for one, busy_s in timed
-    )
+    # Hosts that serve no lookups.
+    rows += [
+        (host, None, None, None, None, busy_s, busy_s, busy_s) for host, busy_s in dram_s.items()
+    ]
+    slowest_s = max(busy_s for *_, busy_s in rows)
+    if len(rows) > MOST_DEVICES:
+        rows.sort(key=lambda row: -row[-1])
     hidden = "; copies and exchanges of ids may overlap" if len(cost.schedule.chains) > 1 else ""
     return table_of(
-        rows,
+        ((*values, form.ratio(busy_s, slowest_s)) for *values, busy_s in rows),
         "time",
         f"Work of a step by device{hidden} ({cost.cost_model})",
         *columns(device="device", hbm_s="HBM", link_s="link", communication_s="comm."),
@@ -374,22 +359,21 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
 
 
 def _kind_section(tables: Sequence[Row]) -> Section:
-    def total(rows: Sequence[Row], key: str) -> float | None:
-        values = [row[key] for row in rows if row[key] is not None]
-        return sum(values) if values else None
+    def total(key: str, title: str, show: Callable[[Any], str] | None = None) -> Column:
+        def of(kind: tuple[str, list[Row]]) -> float | None:
+            values = [row[key] for row in kind[1] if row[key] is not None]
+            return sum(values) if values else None
 
-    names = "size_bytes", "hbm_bytes", "dram_bytes", "lookups_per_sample", "time_s"
+        return Column(key, title, show, of=of)
+
     kinds = grouped(tables, itemgetter("placement")).items()
     return table_of(
-        [
-            (kind, len(rows), *(total(rows, name) for name in names))
-            for kind, rows in sorted(kinds, key=lambda item: -len(item[1]))
-        ],
+        sorted(kinds, key=lambda kind: -len(kind[1])),
         "placements",
         "Tables by placement",
         Column("placement", "placement"),
-        Column("tables", "tables", form.count),
-        *columns(size_bytes="size", hbm_bytes="in HBM", dram_bytes="in DRAM"),
-        Column("lookups_per_sample", "lookups", form.count),
-        Column("time_s", "GPU time"),
+        Column("tables", "tables", form.count, of=lambda kind: len(kind[1])),
+        *map(total, ("size_bytes", "hbm_bytes", "dram_bytes"), ("size", "in HBM", "in DRAM")),
+        total("lookups_per_sample", "lookups", form.count),
+        total("time_s", "GPU time"),
     )

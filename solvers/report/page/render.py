@@ -51,11 +51,6 @@ def write_page(answers: Answers, path: str | os.PathLike[str], *, command: str =
     Raises a `BackendError` if Jinja2 or Plotly is missing, and a `PlacerError` if the file cannot
     be written.
     """
-    write_text(path, page_html(answers, command=command))
-
-
-def page_html(answers: Answers, *, command: str = "") -> str:
-    """Return the page's HTML; see `write_page`."""
     environment, plotly, script = _environment(), _plotly(), _file("page.js")
     plan, shown = answers.plan, answers.shown
     sections, charts = {section.name: section for section in shown.sections}, charts_of(answers)
@@ -69,7 +64,7 @@ def page_html(answers: Answers, *, command: str = "") -> str:
         "map": table_map(plan, answers.problem.profile, tables),
     }
     numbers = {row["table"]: number for number, row in enumerate(tables.rows)}
-    return environment.get_template("page.html.j2").render(
+    page = environment.get_template("page.html.j2").render(
         answers=answers,
         advice=advice(facts, answers.binding, sections["memory"].rows),
         charts=charts,
@@ -86,6 +81,7 @@ def page_html(answers: Answers, *, command: str = "") -> str:
         summary=summary(facts),
         tiles=[tile for tile in _TILES if tile.key in facts],
     )
+    write_text(path, page)
 
 
 def charts_of(answers: Answers) -> dict[str, list[Chart]]:

@@ -10,7 +10,7 @@ from placer.plan.memory import record_bytes
 from placer.plan.plan import Plan
 from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
-from placer.report.section import Row, Section, columns, grouped
+from placer.report.section import Section, columns, grouped, table_of
 from placer.tables import Table
 from placer.units import plain
 from solvers.report.plan import bytes_by_device, short_names
@@ -48,16 +48,10 @@ def table_map(plan: Plan, profile: Profile, tables: Section) -> dict[str, Any]:
         "columns": [
             {"key": c.key, "title": c.title, "number": not c.is_text} for c in tables.columns
         ],
-        "rows": [
-            [
-                [plain(row[c.key]) if isinstance(row[c.key], str) else row[c.key], c.cell(row)]
-                for c in tables.columns
-            ]
-            for row in tables.rows
-        ],
+        "rows": [[[row[c.key], c.cell(row)] for c in tables.columns] for row in tables.rows],
         "strips": [_strip(table, shards, numbers) for table, shards in known],
         "shards": [
-            [[column.cell(row) for column in _SHARD] for row in _shards(table, shards)]
+            [[column.cell(row) for column in _SHARD] for row in _shards(table, shards).rows]
             for table, shards in known
         ],
         "heads": [column.title for column in _SHARD],
@@ -80,20 +74,19 @@ def curve(cdf: AccessCdf) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return tuple(float(f"{one:.5g}") for one in rows), tuple(float(f"{one:.5g}") for one in lookups)
 
 
-def _shards(table: Table, shards: Sequence[Shard]) -> list[Row]:
-    """Return rows of a table's shards; equal shards are one row."""
+def _shards(table: Table, shards: Sequence[Shard]) -> Section:
+    """Return the table of a table's shards; equal shards are one row."""
 
     def alike(shard: Shard) -> tuple[str, str, int, int, int]:
         size = record_bytes(table, shard)
         return shard.memory.upper(), shard.lookup, shard.row_count, shard.width, size
 
-    rows: list[Row] = []
+    rows = []
     for (tier, lookup, count, width, size), same in grouped(shards, alike).items():
         devices = [device for shard in same for device in shard.devices]
-        values = tier, short_names(devices), len(same), count, width, lookup
-        size_bytes = size * count * len(devices)
-        rows.append(dict(zip((c.key for c in _SHARD), (*values, size_bytes), strict=True)))
-    return rows
+        names, size_bytes = short_names(devices), size * count * len(devices)
+        rows.append((tier, names, len(same), count, width, lookup, size_bytes))
+    return table_of(rows, "shards", "Shards", *_SHARD)
 
 
 def _strip(table: Table, shards: Sequence[Shard], numbers: Mapping[str, int]) -> list[list[int]]:
