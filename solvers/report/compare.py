@@ -55,15 +55,12 @@ def compare_report(rows: Sequence[CompareRow], title: str = "Comparison") -> Rep
         Column("hbm_lookup_share", "from HBM"),
         *([Column("detail", "detail", wraps=True)] if without_plan else ()),
     )
-    facts = {"cost_model": next(iter(models))} if len(models) == 1 else {}
+    headline = [f"cost model {name}" for name in models] if len(models) == 1 else []
     words = ["steps are embeddings alone", "steps have dense layers"]
     kinds = {row.dense_s is not None for row in rows if row.step_time_s is not None}
-    headline = (
-        *(f"cost model {name}" for name in facts.values()),
-        *(words[known] for known in sorted(kinds)),
-    )
+    headline += [words[known] for known in sorted(kinds)]
     section = Section("comparison", "Placements", shown, tuple(values))
-    return Report(title, (section,), headline=headline)
+    return Report(title, (section,), headline=tuple(headline))
 
 
 def plot_compare(rows: Sequence[CompareRow], path: str | os.PathLike[str]) -> None:
@@ -154,8 +151,7 @@ def fleet_report(
     facts: Row = {
         "within_s": within_s,
         "cheapest": None if answer.row is None else answer.row.topology,
-        "rivals": list(answer.rivals),
-        "without_price": list(answer.without_price),
+        **{name: list(getattr(answer, name)) for name in ("rivals", "without_price")},
     }
     section = Section("fleet", "Machines", shown, tuple(values))
     return Report(title, (section,), facts, tuple(_words(answer, within_s)))
@@ -211,9 +207,10 @@ def plot_fleet(drawn: tuple[Sequence[CompareRow], Cheapest], path: str | os.Path
             beside: Any = {"xytext": (5, 4), "textcoords": "offset points"}
             axis.annotate(row.topology, (seconds, cost), **beside, fontsize=8, color=INK)
         axis.set(xscale="log", yscale="log")
-        for which in ("major", "minor"):
-            getattr(axis.xaxis, f"set_{which}_formatter")(lambda seconds, _: _hours(seconds))
-            getattr(axis.yaxis, f"set_{which}_formatter")(lambda dollars, _: form.number(dollars))
+        axis.xaxis.set_major_formatter(lambda seconds, _: _hours(seconds))
+        axis.xaxis.set_minor_formatter(lambda seconds, _: _hours(seconds))
+        axis.yaxis.set_major_formatter(lambda dollars, _: form.number(dollars))
+        axis.yaxis.set_minor_formatter(lambda dollars, _: form.number(dollars))
         axis.set_xlabel("time for a billion samples", color=MUTED)
         axis.set_ylabel("dollars for a billion samples", color=MUTED)
         plain_grid(axis, which="both")
