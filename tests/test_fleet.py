@@ -252,6 +252,11 @@ def test_the_picture(tmp_path: Path) -> None:
     picture = tmp_path / "fleet.png"
     succeed(*asked, "1xh100,1xl4,1xgaudi3", "--plot", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+    # Matplotlib keeps words as comments: ticks are hours and dollars, none a power of ten.
+    drawn = tmp_path / "fleet.svg"
+    succeed(*asked, "2xh100,1xl4", "--plot", drawn)
+    assert "<!-- 1xl4 -->" in drawn.read_text()
+    assert "mathdefault" not in drawn.read_text()
     nothing = invoke(*asked, "1xgaudi2", "--plot", picture)
     assert nothing.exit_code == 1
     assert "nothing to draw" in nothing.stderr

@@ -28,8 +28,7 @@ def simulate_report(simulated: "Simulated") -> Report:
     steps = totals.steps
     share = served.hbm_lookups / served.lookups if served.lookups else 1.0
     facts: Row = {
-        "steps": steps,
-        "samples": totals.samples,
+        **form.attributes(totals, "steps", "samples"),
         **form.attributes(options, "cache_policy", "look_ahead"),
         **form.attributes(served, "lookups", "hbm_lookups"),
         "hbm_share": share,

@@ -121,8 +121,7 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
         "DRAM, left there": rates.lookups - rates.home_lookups - cache.lookups,
     }
     facts: Row = {
-        "lookups": rates.lookups,
-        "hbm_hit_rate": rates.hbm_hit_rate,
+        **attributes(rates, "lookups", "hbm_hit_rate"),
         "planned_hbm_share": planned.get(None),
         "pool_rows": cache.rows,
         "pool_hit_rows": cache.hit_rows,
@@ -135,19 +134,17 @@ def hit_rate_report(rates: "HitRates", planned: Mapping[str | None, float]) -> R
     lookups = rates.lookups
     rows = [(memory, own, own / lookups if lookups else 0.0) for memory, own in served.items()]
     shown = Column("from", "rows in"), *columns(lookups="lookups", share="share")
-    sections = [table_of(rows, "served", "", *shown)]
-    if rates.tables:
-        tables = table_of(
-            sorted(rates.tables.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
-            "tables",
-            "Lookups from HBM by table",
-            *columns(table="table", hbm_share="from HBM"),
-            Column("planned_hbm_share", "planned", of=lambda item: planned.get(item[0])),
-            shown=10,
-            order="those furthest below the plan",
-        )
-        sections.append(tables)
-    return Report(title, tuple(sections), facts)
+    tables = table_of(
+        sorted(rates.tables.items(), key=lambda item: item[1] - (planned.get(item[0]) or 0.0)),
+        "tables",
+        "Lookups from HBM by table",
+        *columns(table="table", hbm_share="from HBM"),
+        Column("planned_hbm_share", "planned", of=lambda item: planned.get(item[0])),
+        shown=10,
+        order="those furthest below the plan",
+    )
+    served_from = table_of(rows, "served", "", *shown)
+    return Report(title, (served_from, tables) if tables.rows else (served_from,), facts)
 
 
 def keys_section(counts: "Mapping[str, KeyCounts]") -> Section:

@@ -132,10 +132,8 @@ def replan_report(replanned: Replanned) -> Report:
     """Report candidates by moved bytes, and the tables that the chosen candidate moves."""
     chosen = replanned.chosen
     facts: Row = {
-        "horizon_steps": replanned.horizon_steps,
-        "old_step_time_s": replanned.old_step_time_s,
-        "old_refused": replanned.old_refused,
-        "chosen": None if chosen is None else chosen.name,
+        **attributes(replanned, "horizon_steps", "old_step_time_s", "old_refused"),
+        "chosen": getattr(chosen, "name", None),
         **{name: getattr(chosen, name, None) for name in _OF_CHOSEN},
     }
     sections = [_candidates(replanned)]
