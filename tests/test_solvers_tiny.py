@@ -339,6 +339,31 @@ def test_branch_and_bound_closes_any_gap_of_tiny_problems() -> None:
     assert result.gap < 0.01
 
 
+@pytest.mark.parametrize("name", mostly_slow(["auto", "ilp"], "ilp"))
+def test_a_first_program_without_an_option_that_fits_proves_nothing(name: str) -> None:
+    """Of the cheapest options, the allowed GPUs hold none; halves cost more, but fit."""
+    feature = Feature("a", 0.01)
+    table = TableProfile(Table("a", 3, 16, "bfloat16", "adagrad", (feature,)), AccessCdf.zipf(3, 1))
+    topology = machine(1, 3, launch_s=0.0)
+    first, slow, last = topology.gpus
+    of_last = replace(topology.hosts[-1], dram_bytes_per_s=1e12)
+    topology = replace(
+        topology,
+        gpus=(first, replace(slow, hbm_bytes_per_s=2e11), last),
+        hosts=(*topology.hosts[:-1], of_last),
+    )
+    topology = sized(topology, dict.fromkeys(("gpu:1", "gpu:2"), 14_523_409))
+    problem = replace(
+        problem_of(table, topology=topology, batch_size=50_576),
+        constraints=Constraints.of({"a": TableRule(devices=("gpu:1", "gpu:2"))}),
+        pipeline="serial",
+        exchange_dtype="bfloat16",
+    )
+    result = solved(problem, name)
+    assert result.termination.reason == "optimal"
+    check(problem, result)
+
+
 def test_a_proof_of_room_says_how_many_rows_are_hot() -> None:
     """Memory is full to the byte if the small table is in DRAM, and one row of the large one."""
     small, large = (
