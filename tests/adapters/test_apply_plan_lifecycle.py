@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from apply_plan_cases import (
     train,
 )
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from placer import apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError, PlanMismatchError
+from placer.storage.checkpoint import load_tables, save_tables
 
 
 def placed(placement: str = "staged", kind: str = "adagrad", **options: object) -> nn.Module:
@@ -141,6 +144,22 @@ def test_copies_are_independent_and_train_on() -> None:
     remove_plan(twin)
     assert_equal_models(twin, model, atol=0)
     assert twin.query.weight is twin.answer.weight
+
+
+def test_an_average_of_the_model_takes_the_trained_rows(tmp_path: Path) -> None:
+    ours, theirs = placed(), clicks()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AveragedModel(theirs)
+    with pytest.warns(UserWarning, match="its copy keeps their rows as they are now") as warned:
+        average = AveragedModel(ours)
+    assert warned[0].filename == __file__
+    trained(ours)
+    average.update_parameters(ours)  # The first update copies.
+    assert not torch.equal(average(batch(0)), ours(batch(0)))
+    save_tables(tmp_path / "tables", applied_plan(ours))
+    load_tables(tmp_path / "tables", applied_plan(average.module))
+    assert torch.equal(average(batch(0)), ours(batch(0)))
 
 
 @pytest.mark.slow
