@@ -96,6 +96,12 @@ def test_optimizer_state_goes_on_under_another_plan(kind: str) -> None:
         applied_plan(second).load_optimizer_state_dict(state)
 
 
+def test_state_of_another_optimizer_is_refused() -> None:
+    state = applied_plan(placed(kind="adagrad")).state_dict()
+    with pytest.raises(CheckpointError, match=r"item\.sum is of no table and optimizer"):
+        applied_plan(placed(kind="sgd")).load_state_dict(state)
+
+
 def test_removing_gives_the_model_back() -> None:
     model, whole = clicks(), clicks()
     modules, parameters = list(model.modules()), list(model.parameters())

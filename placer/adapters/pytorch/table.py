@@ -223,8 +223,9 @@ class PlacedTable:
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Load this table's part of an optimizer state, also from `PlacedEmbeddings`."""
-        keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.table.optimizer]]
-        own = {key: state[key] for key in keys if key in state}
+        # Also look for the state of other optimizers, which is refused.
+        names = {name for several in OPTIMIZER_STATE.values() for name in several}
+        own = {key: state[key] for name in names if (key := f"{self.name}.{name}") in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
         if updates is not None:
             own[UPDATES] = updates
