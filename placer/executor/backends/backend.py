@@ -59,6 +59,9 @@ class Backend(TorchKernels):
     ) -> None:
         self.name = "torch" if host is None else "tiered"
         self.in_one_memory = host is None
+        # Whether `sliced_update` gives Σ g² for each lookup. With tiers, the host does not know the
+        # number of rows. Ranks with column slices of the same rows must do the same.
+        self.sums_by_lookup = host is not None
         # Whether steps over rows in HBM never wait for the device. Then CUDA graphs can run them.
         self.can_be_captured = False
         # Whether something other than a prepared step may have read or written rows. If so, finding
@@ -185,7 +188,8 @@ class Backend(TorchKernels):
         are sorted once.
 
         Return the arguments of `update_rows` for each column slice; and Σ g² of each row's summed
-        gradient over these column slices, in the order of slots: float32, shape (at least runs,).
+        gradient over these column slices, in the order of slots: float32, shape (runs,), or
+        (lookups,) if `sums_by_lookup`.
         """
         runs = self.find_runs(column_slices[0].of(column_slices[0].step.slots))
         first = runs.order.index_select(0, runs.firsts)
@@ -200,10 +204,10 @@ class Backend(TorchKernels):
             updates.append((reads.arena, row_reads, reads.rule))
             own = torch.zeros(runs.lookups, dtype=torch.float32, device=self._device)
             self.squares(row_reads, own)
-            if self.in_one_memory:
-                parts.append(own[: int(runs.count)])
-            else:  # Add at once, to keep at most two tensors.
+            if self.sums_by_lookup:  # Add at once, to keep at most two tensors.
                 parts = [parts[0].add_(own)] if parts else [own]
+            else:
+                parts.append(own[: int(runs.count)])
         squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
         return updates, squares
 
