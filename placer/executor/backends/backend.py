@@ -5,6 +5,7 @@ entries in HBM, and every lookup gets the *place* of its row. Forward and update
 staging, caching and reading in place differ only here, and give bit-equal results.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from placer.executor.streams import phase, recorded
 from placer.growing import Growing
 from placer.tables import Table
 
+_MOVING = threading.Lock()
+"""Held while rows move: several threads may look rows up, as those of a server do."""
 _SEGMENT_TABLES = 16
 """Number of batch shapes whose segment tables are cached."""
 
@@ -121,12 +124,13 @@ class Backend(TorchKernels):
                 self.faults.watch(found, batch, features)
         if self.in_one_memory:
             return tuple(map(ArenaStep, reads, slots))
-        ticket = self.window.open()
-        self.counts.begin()
-        return tuple(
-            self._located(index, arena, read, slots, ticket, training)
-            for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
-        )
+        with _MOVING:
+            ticket = self.window.open()
+            self.counts.begin()
+            return tuple(
+                self._located(index, arena, read, slots, ticket, training)
+                for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
+            )
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Return the weighted sum of each bag's rows: float32, shape (bags, width)."""
@@ -221,9 +225,10 @@ class Backend(TorchKernels):
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
         """End a step after its update, or if it gets none."""
-        for step in steps:
-            if step.ticket is not None:
-                self.window.close(step.ticket)
+        with _MOVING:
+            for step in steps:
+                if step.ticket is not None:
+                    self.window.close(step.ticket)
 
     def _slots(self, ids: Tensor, spec: ArenaSpec, reads: ArenaReads, fault: Tensor) -> Tensor:
         kind = torch.int64 if self.in_one_memory else spec.kind
