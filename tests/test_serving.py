@@ -21,7 +21,7 @@ from placer import (
     Topology,
     apply_plan,
 )
-from placer.errors import CapacityError, CheckpointError, ProblemError
+from placer.errors import CapacityError, CheckpointError, PlanMismatchError, ProblemError
 from placer.executor import BagBatch
 from placer.plan.serving import serving_plan
 from placer.profile.table_profile import FeatureCounts, RowCounts
@@ -135,3 +135,6 @@ def test_a_server_leaves_out_the_padding_of_a_model(tmp_path: Path) -> None:
     bags = {"t": (ids.flatten(), torch.tensor([0, 3, 6]), None)}
     served = load_read_only(plan, tmp_path / "tables", backend="torch", padding_idx={"t": 8})
     assert torch.equal(served(BagBatch.from_features(bags, ["t"]))["t"], model["t"](ids))
+    assert served.to("cpu") is served
+    with pytest.raises(PlanMismatchError, match=r"cannot become torch\.float16 on cpu"):
+        nn.Sequential(served, nn.Linear(4, 1)).half()

@@ -11,7 +11,7 @@ from plan_cases import in_dram, in_hbm, machine, sized
 from problem_cases import counted_table, problem_of, problems, zipf_table
 
 from cost_models import Roofline, ShardingOption
-from placer import Constraints, Plan, Problem, TableRule, Topology
+from placer import Constraints, Plan, Problem, Shard, TableRule, Topology
 from placer.constraints.unmet import unmet
 from placer.errors import PlacerError
 from placer.plan.verify import violations
@@ -56,6 +56,17 @@ def test_alternatives_cost_what_is_said(problem: Problem, data: st.DataObject) -
         return
     table = data.draw(st.sampled_from([profile.name for profile in problem.profile]))
     check_alternatives(problem, plan, explain(problem, plan, table, MODEL))
+
+
+def test_alternatives_count_the_network_of_servers() -> None:
+    """Whether the explained table has rows on the server, or another table."""
+    tables = zipf_table("t", 1000), zipf_table("u", 1000)
+    problem = problem_of(*tables, topology=Topology.parse("2xl4+1xcpu"))
+    on_server = Shard("t", (0, 1000, 1), (0, 16), ("host:1",), "dram", "host")
+    shards = on_server, in_hbm("u", (0, 1000, 1), (0, 16))
+    plan = Plan(tuple(one.table for one in tables), problem.topology, shards)
+    for table in ("t", "u"):
+        check_alternatives(problem, plan, explain(problem, plan, table, MODEL))
 
 
 def some_placement(

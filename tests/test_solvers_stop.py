@@ -116,7 +116,7 @@ def test_an_exception_ends_cp_sat_too(program: Any) -> None:
 
 def test_cp_sat_runs_to_its_end_in_any_thread(open_problem: Problem) -> None:
     instance = Instance(open_problem, Roofline())
-    small = FitProgram(instance, [instance.options_of(t)[:1] for t in range(instance.tables)], 2)
+    small = FitProgram(instance, [instance.options_of(t)[:1] for t in range(instance.tables)])
     answers = []
     thread = threading.Thread(target=lambda: answers.append(small.run(Limits(threads=1), 60)))
     thread.start()

@@ -47,7 +47,9 @@ def check_shapes(
     `held`: tensors in memory, or descriptions of tensors in a file, with shape and dtype.
     """
     faults = [f"{key} is missing" for key in shapes if key not in held]
-    faults += [f"{key} is of no table of the plan" for key in held if key not in shapes]
+    faults += [
+        f"{key} is of no table and optimizer of the plan" for key in held if key not in shapes
+    ]
     faults += [
         f"{key} has shape {tuple(held[key].shape)}, not {shape}"
         for key, shape in shapes.items()

@@ -125,7 +125,7 @@ def print_training(
         print_stderr(f"interrupted after step {result.steps}; {saved}")
     elif result.losses and result.losses[0][0] > 1:
         print_stderr(f"went on after step {result.losses[0][0] - 1}, where the checkpoint was made")
-    if not result.interrupted and result.steps != config.max_steps:
+    if not result.interrupted and (config.max_steps is None or result.steps < config.max_steps):
         again = (
             f"the log ended after step {result.steps}; --epochs {config.epochs + 1} reads it again"
         )
@@ -134,7 +134,10 @@ def print_training(
         elif config.max_steps is not None:
             print_stderr(f"--steps {config.max_steps} was not reached: {again}")
     elif not result.interrupted and not result.losses and result.steps:
-        print_stderr(f"nothing was left to train: the checkpoint has all of --steps {result.steps}")
+        print_stderr(
+            f"nothing was left to train: the checkpoint has {result.steps} steps, and --steps is "
+            f"{config.max_steps}"
+        )
 
 
 def print_violations(

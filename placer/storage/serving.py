@@ -1,6 +1,6 @@
 """Load tables for inference by a plan, look them up, and update them by increments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ class ReadOnlyTables(nn.Module):
         """
         pooled: dict[str, Tensor] = self._embeddings[0](batch)
         return pooled
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ReadOnlyTables":
+        self._embeddings[0]._apply(fn, recurse)  # Refuses another type or device.
+        return self
 
     def hit_rates(self) -> HitRates | None:
         """Return how many lookups were served from HBM; None for backends without tiers."""

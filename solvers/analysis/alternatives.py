@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from cost_models import CostModel, CostReport, ShardingOption, TableShard
@@ -115,7 +116,9 @@ class PlannedTable:
         shared_s, table_s = self._shared(own)
         phase_s = cost.phase_times_s + others.phase_times_s - shared_s
         hosts = [a.dram_s + b.dram_s for a, b in zip(cost.hosts, others.hosts, strict=True)]
-        step_time_s = max(cost.schedule.step_time_s(phase_s), *hosts)
+        # If any table is on servers, these take part in the exchanges of the whole plan.
+        schedule = max(cost.schedule, others.schedule, key=attrgetter("fixed_s"))
+        step_time_s = max(schedule.step_time_s(phase_s), *hosts)
         table_s += cost.tables[self.table].gpu_s
         return Alternative(name, step_time_s, table_s, self.short_bytes(own), plan)
 

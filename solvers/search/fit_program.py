@@ -1,7 +1,7 @@
 """Decide by an integer program whether any placement fits, and what is short if none does.
 
 With z[t,o] ∈ {0,1} for table t in sharding option o, and x[p,g,k] ∈ {0,1} for shard p on GPU g with
-the hot rows of point k of its curve::
+the hot rows of piece k of its curve::
 
     Σ_o z[t,o] = 1                                                  for each table t
     Σ_g,k x[p,g,k] = z[t,o]                                         for each shard p of t in o
@@ -11,49 +11,45 @@ the hot rows of point k of its curve::
 
 Drives have the same row; an option has all of its cold rows on a drive or none.
 
-Any solution is a placement. If there is none, a second program lets devices lack bytes and
-minimises their sum: that is what is short.
-
-Curves of many rows are reduced to a few points and straight lines between them, which are nowhere
-above the curve's bytes. Along a line, rows move one by one from DRAM to HBM.
+A curve has three pieces: no hot rows, all rows hot, and a straight line between them, along which
+rows move one by one from DRAM to HBM. The line is nowhere above the curve's bytes, so no solution
+is a proof that nothing fits. A second program then lets devices lack bytes and minimises their sum:
+that is what is short.
 """
 
 import math
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cost_models import CostCurve
 from placer.errors import BackendError
 from placer.plan.fields import Memory, Shard
 from placer.plan.memory import record_bytes
 from solvers.model.assignment import Assignment
+from solvers.model.curves import curve_at
 from solvers.model.instance import Instance, ShardingOption, TableShard
-from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float, costs_with
+from solvers.model.knapsack import BYTES, DRAM_BYTES, HOT, Float, costs_of, costs_with
 from solvers.result import Limits
-from solvers.search.curve_lines import (
-    ROUNDING_BYTES,
-    Line,
-    pieces_of,
-    with_every_row,
-)
 
-Options = Sequence[Sequence[ShardingOption]]
-"""The sharding options that each table may take."""
-
-_POINTS = (2, 4, 16)
-"""Points of curves in successive programs: few mostly suffice."""
+_FEW_ROWS = 16
+"""Up to this many rows, each number of hot rows is a piece of its own."""
 
 _MOST_PLACES = 60_000
-"""Largest program, in shards × GPUs × points of curves: larger ones take minutes."""
+"""Largest program, in shards × GPUs × pieces of curves: larger ones take minutes."""
+
+_PROOF_SHARE = 0.5
+"""Share of the time for finding a placement or the proof."""
 
 _SHORTAGES_S = 2.0
-"""Spend at least this many seconds, and as many as the proof took, on what is short once it is
-proven that nothing fits."""
+"""Spend at least this many seconds, and as many as the proof took, on what is short."""
+
+_ROUNDING_BYTES = 1e-6
+"""Bytes that are none, but a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,101 +64,93 @@ class FitAnswer:
     lacks_steps: bool = False  # True if nothing was found in the work that the steps allow.
 
 
-@dataclass(frozen=True, slots=True)
-class _Point:
-    """A choice of the program: a shard on a GPU with some of its rows in HBM.
+class Line(NamedTuple):
+    """A lower bound of a shard's bytes between two numbers of hot rows."""
 
-    A line has its first point's costs, and `rows` counts the hot rows beyond that point.
+    first: int  # Hot rows at the start of the line.
+    rows: int  # Hot rows at its end minus hot rows at its start.
+    # Bytes at the start.
+    hbm_bytes: int
+    dram_bytes: int
+    # Bytes that each further hot row adds; mostly negative in DRAM.
+    hbm_bytes_a_row: int
+    dram_bytes_a_row: int
+
+    def fits(self, hbm_bytes: float, dram_bytes: float) -> bool:
+        """Return whether some number of hot rows fits each memory by itself."""
+        least_hbm = self.hbm_bytes + min(0, self.rows * self.hbm_bytes_a_row)
+        least_dram = self.dram_bytes + min(0, self.rows * self.dram_bytes_a_row)
+        return least_hbm <= hbm_bytes and least_dram <= dram_bytes
+
+
+def line_between(curve: CostCurve) -> Line | None:
+    """Return a line below a curve's bytes between no hot rows and all, where a split takes bytes.
+
+    A curve's bytes are linear between two points, as all rows there are read alike. So a line that
+    is not above the points is not above the curve. None if there are no numbers between.
     """
+    low, high = int(curve.hot_rows[0]) + 1, int(curve.hot_rows[-1]) - 1
+    if high < low:
+        return None
+    inner = curve.hot_rows[(curve.hot_rows > low) & (curve.hot_rows < high)]
+    part = curve_at(curve, np.unique(np.concatenate(([low], inner, [high]))))
+    rows = part.hot_rows - low
+    starts, slopes = [], []
+    for used in (part.hbm_bytes + curve.split_hbm_bytes, part.dram_bytes):
+        slope = round(float(used[-1] - used[0]) / max(1, high - low))
+        starts.append(math.ceil(float((used - slope * rows).min()) - _ROUNDING_BYTES))
+        slopes.append(slope)
+    return Line(low, high - low, *starts, *slopes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A choice of the program: a shard on a GPU with some of its rows in HBM."""
 
     shard: TableShard
     gpu: int
-    costs: Float
+    hot_rows: int  # The fewest, if `more` counts further ones.
     chosen: Any
-    rows: Any
+    more: Any = None
 
 
 def fit(instance: Instance, limits: Limits, time_limit_s: float) -> FitAnswer:
     """Find any assignment that fits; or prove that none does, and say what is short."""
-    every = [instance.options_of(table) for table in range(instance.tables)]
-    few = [[option for option in of if _is_even(option)] or of for of in every]
-    deadline, steps = time.monotonic() + time_limit_s, limits.max_steps
-    # All programs share this.
-    work_s = min(_REPEATED_S, _LEAST_S + (steps or 0) * _STEP_S)
-
-    def left_s() -> float:
-        return deadline - time.monotonic() if steps is None else work_s
-
-    def run(most_points: int, most_s: float, *, may_lack: bool = False) -> FitAnswer:
-        nonlocal work_s
-        left = replace(limits, time_limit_s=max(0.0, deadline - time.monotonic()))
-        for options in (every, few):
-            if _places(instance, options, most_points) <= _MOST_PLACES:
-                program = FitProgram(instance, options, most_points, may_lack=may_lack)
-                answer = program.run(left, most_s)
-                work_s -= program.work_s
-                return answer
+    options = [instance.options_of(table) for table in range(instance.tables)]
+    shards = sum(max(1, option.shard_count) for of in options for option in of)
+    if shards * instance.gpus * 3 > _MOST_PLACES:
         return FitAnswer()
-
-    for most_points in _POINTS:
-        before_s = left_s()
-        answer = run(most_points, before_s / 2 if steps is None else before_s)
-        if answer.is_impossible:
-            spare_s = left_s() if steps is None else max(_LEAST_S, left_s())
-            most_s = min(max(_SHORTAGES_S, before_s - left_s()), spare_s)
-            # Lines are below what is short: with more points, less so.
-            lacking = run(_POINTS[-1], most_s, may_lack=True)
-            if not lacking.short_bytes:
-                lacking = run(most_points, most_s, may_lack=True)
-            return replace(answer, short_bytes=lacking.short_bytes)
-        is_over = time.monotonic() > deadline or (limits.stop is not None and limits.stop())
-        if answer.assignment is not None or is_over:
-            return answer
-        if steps is not None and work_s <= 0:
-            return FitAnswer(lacks_steps=True)
-    return FitAnswer()
-
-
-def _is_even(option: ShardingOption) -> bool:
-    """Return whether an option is worth trying if there are many."""
-    if option.replicated_rows or len(set(option.column_widths)) > 1:
-        return False
-    return option.row_slices & (option.row_slices - 1) == 0
-
-
-def _places(instance: Instance, options: Options, most_points: int) -> int:
-    """Return the size of a program: shards × GPUs × points."""
-    if sum(option.shard_count for of in options for option in of) * instance.gpus > _MOST_PLACES:
-        return _MOST_PLACES + 1
-    curves = (
-        with_every_row(instance.curve(shard, 0), most_points)
-        for table, of in enumerate(options)
-        for option in of
-        for shard in instance.shards(table, option)
-    )
-    return instance.gpus * sum(min(curve.hot_rows.size, most_points) for curve in curves)
+    most_s = time_limit_s
+    if limits.max_steps is not None:
+        most_s = min(_REPEATED_S, _LEAST_S + limits.max_steps * _STEP_S)
+    program = FitProgram(instance, options)
+    answer = program.run(limits, _PROOF_SHARE * most_s)
+    if not answer.is_impossible:
+        return answer
+    left_s = min(max(_SHORTAGES_S, program.took_s), (1 - _PROOF_SHARE) * most_s)
+    lacking = FitProgram(instance, options, may_lack=True).run(limits, left_s)
+    return replace(answer, short_bytes=lacking.short_bytes)
 
 
 class FitProgram:
     """The program of this module's docstring.
 
-    - `options`: the options that each table may take. With all options, having no solution is a
-      proof.
-    - `most_points`: points of each curve.
+    - `options`: the options that each table may take.
     - `may_lack`: whether devices may lack bytes.
     """
 
     def __init__(
-        self, instance: Instance, options: Options, most_points: int, *, may_lack: bool = False
+        self,
+        instance: Instance,
+        options: Sequence[Sequence[ShardingOption]],
+        *,
+        may_lack: bool = False,
     ) -> None:
         from ortools.sat.python import cp_model
 
-        self.instance, self.may_lack, self.most_points = instance, may_lack, most_points
-        self.is_complete = all(
-            len(of) == len(instance.options_of(table)) for table, of in enumerate(options)
-        )
+        self.instance, self.may_lack, self.took_s = instance, may_lack, 0.0
         self.model = cp_model.CpModel()
-        self.points: list[_Point] = []
+        self.pieces: list[_Piece] = []
         self.replicas: list[tuple[TableShard, Any]] = []
         # Variables with their bytes, for each GPU and host.
         self._rows: dict[tuple[Memory, int], list[tuple[Any, int]]] = defaultdict(list)
@@ -184,41 +172,48 @@ class FitProgram:
             self.replicas.append((replica, used))
             for gpu in range(instance.gpus):
                 self._add_bytes(gpu, instance.priced_costs(replica, gpu)[:, 0], used)
-        shards = instance.shards(table, option)
         at_gpu: dict[int, list[Any]] = defaultdict(list)
-        split: list[_Point] = []
-        whole: list[_Point] = []
+        shards = instance.shards(table, option)
         for shard in shards:
             here = []
             for gpu in range(instance.gpus):
-                if not instance.may_serve(shard, gpu):
-                    continue
-                hot_rows = instance.curve(shard, gpu).hot_rows
-                for costs, line in self._pieces(shard, gpu):
-                    chosen = self.model.new_bool_var("")
-                    rows = None if line is None else self._add_line(gpu, line, chosen)
-                    point = _Point(shard, gpu, costs, chosen, rows)
-                    here.append(chosen)
-                    at_gpu[gpu].append(chosen)
-                    self.points.append(point)
-                    self._add_bytes(gpu, costs, chosen)
-                    if shard.option.home.drive_share == 1 and instance.is_gpu(gpu):
-                        cold = int(hot_rows[-1] - costs[HOT])
-                        self._add_drive(shard, gpu, (chosen, cold), (rows, -1))
-                    (whole if costs[-1] in (hot_rows[0], hot_rows[-1]) else split).append(point)
+                if instance.may_serve(shard, gpu):
+                    pieces = self._pieces(shard, gpu)
+                    here += [piece.chosen for piece in pieces]
+                    at_gpu[gpu] += [piece.chosen for piece in pieces]
+                    self.pieces += pieces
             self.model.add(sum(here) == used)
         for every in at_gpu.values() if len(shards) > 1 else ():
             self.model.add_at_most_one(every)
-        if split and len(option.column_widths) > 1:
-            self._add_maps(split, whole)
 
-    def _pieces(self, shard: TableShard, gpu: int) -> list[tuple[Float, Line | None]]:
-        """Return costs at points of a curve, and lines below the curve between them."""
-        instance, host = self.instance, self.instance.host_of_gpu[gpu]
-        few = instance.cost_model.uniform_splits and shard.option.shard_count > 1
-        room = float(instance.hbm_bytes[gpu]), float(instance.dram_bytes[host])
-        room = (math.inf, math.inf) if self.may_lack else room
-        return pieces_of(instance.curve(shard, gpu), 2 if few else self.most_points, room)
+    def _pieces(self, shard: TableShard, gpu: int) -> list[_Piece]:
+        """Add the pieces of a shard's curve on a GPU, and return them."""
+        curve = self.instance.curve(shard, gpu)
+        first, last = int(curve.hot_rows[0]), int(curve.hot_rows[-1])
+        may_split = not curve.only_points and np.isfinite(curve.split_s)
+        if may_split and last - first < _FEW_ROWS:
+            points = costs_of(curve_at(curve, np.arange(first, last + 1))).T
+        else:
+            points = costs_of(curve)[:, sorted({0, curve.hot_rows.size - 1})].T
+        pieces = []
+        for costs in points:
+            chosen = self.model.new_bool_var("")
+            self._add_bytes(gpu, costs, chosen)
+            pieces.append(_Piece(shard, gpu, int(costs[HOT]), chosen))
+        line = line_between(curve) if may_split and last - first >= _FEW_ROWS else None
+        host = self.instance.host_of_gpu[gpu]
+        room = self.instance.hbm_bytes[gpu], self.instance.dram_bytes[host]
+        # Leaving out lines that need more than there is makes hard programs far faster.
+        if line is not None and (self.may_lack or line.fits(*room)):
+            chosen = self.model.new_bool_var("")
+            more = self.model.new_int_var(0, line.rows, "")
+            self.model.add(more <= line.rows * chosen)
+            self._rows["hbm", gpu] += [(chosen, line.hbm_bytes), (more, line.hbm_bytes_a_row)]
+            self._rows["dram", host] += [(chosen, line.dram_bytes), (more, line.dram_bytes_a_row)]
+            pieces.append(_Piece(shard, gpu, line.first, chosen, more))
+        if shard.option.home.drive_share == 1 and self.instance.is_gpu(gpu):
+            self._add_drive(pieces, last)
+        return pieces
 
     def _add_bytes(self, gpu: int, costs: Float, chosen: Any) -> None:
         """Count bytes of a GPU and its host if a variable is 1."""
@@ -226,49 +221,28 @@ class FitProgram:
         memories: tuple[tuple[Memory, int, int], ...]
         memories = (("hbm", gpu, BYTES), ("dram", host, DRAM_BYTES))
         for kind, of, row in memories:
-            bytes_ = math.ceil(float(costs[row]) - ROUNDING_BYTES)  # Plans are of whole bytes.
+            bytes_ = math.ceil(float(costs[row]) - _ROUNDING_BYTES)  # Plans are of whole bytes.
             if bytes_:
                 self._rows[kind, of].append((chosen, bytes_))
 
-    def _add_drive(self, shard: TableShard, gpu: int, *terms: tuple[Any, int]) -> None:
-        """Count bytes of rows on a drive."""
+    def _add_drive(self, pieces: Sequence[_Piece], rows: int) -> None:
+        """Count bytes of a shard's rows that are not in HBM on its host's drive."""
+        shard, gpu = pieces[0].shard, pieces[0].gpu
         spec = self.instance.problem.profile.tables[shard.table].table
         cols, dtype = self.instance.columns(shard), shard.option.home.dtype or None
         row = Shard(spec.name, (0, 1, 1), cols, ("",), "ssd", "staged", dtype=dtype)
-        held = self._rows["ssd", self.instance.host_of_gpu[gpu]]
-        row_bytes = record_bytes(spec, row)
-        held += [(of, rows * row_bytes) for of, rows in terms if of is not None and rows]
-
-    def _add_line(self, gpu: int, line: Line, chosen: Any) -> Any:
-        """Count bytes of the hot rows beyond the start of a line, if it is chosen.
-
-        Return the variable with the number of these rows.
-        """
-        rows = self.model.new_int_var(0, line.rows, "")
-        self.model.add(rows <= line.rows * chosen)
-        self._rows["hbm", gpu].append((rows, line.hbm_bytes_a_row))
-        self._rows["dram", self.instance.host_of_gpu[gpu]].append((rows, line.dram_bytes_a_row))
-        return rows
-
-    def _add_maps(self, split: Sequence[_Point], whole: Sequence[_Point]) -> None:
-        """If one column slice is split, GPUs of the other slices need its row map too."""
-        map_bytes = self.instance.curve(split[0].shard, split[0].gpu).split_hbm_bytes
-        if not map_bytes:
-            return
-        is_split = self.model.new_bool_var("")
-        for point in split:
-            self.model.add_implication(point.chosen, is_split)
-        for point in whole:
-            mapped = self.model.new_bool_var("")
-            self.model.add_bool_or(mapped, ~point.chosen, ~is_split)
-            self._rows["hbm", point.gpu].append((mapped, math.floor(map_bytes)))
+        row_bytes, host = record_bytes(spec, row), self.instance.host_of_gpu[gpu]
+        for piece in pieces:
+            terms = [(piece.chosen, (rows - piece.hot_rows) * row_bytes)]
+            terms += [] if piece.more is None else [(piece.more, -row_bytes)]
+            self._rows["ssd", host] += terms
 
     def _keep_together(self) -> None:
         """Put all shards of a group's tables on the same GPU."""
         instance = self.instance
         on: dict[tuple[int, int], list[Any]] = defaultdict(list)
-        for point in self.points:
-            on[point.shard.table, point.gpu].append(point.chosen)
+        for piece in self.pieces:
+            on[piece.shard.table, piece.gpu].append(piece.chosen)
         tables = [TableShard(table) for table in range(instance.tables)]
         for group in instance.blocks(tables):
             for gpu in range(instance.gpus) if len(group) > 1 else ():
@@ -300,42 +274,33 @@ class FitProgram:
         from ortools.sat.python import cp_model
 
         solver, status = run_cp_sat(self.model, limits, most_s)
-        self.work_s = solver.response_proto.deterministic_time
+        response, repeats = solver.response_proto, limits.max_steps is not None
+        self.took_s = response.deterministic_time if repeats else response.wall_time
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-            return FitAnswer(None, status == cp_model.INFEASIBLE and self.is_complete)
-        lacking = {of: solver.value(short) for of, short in self.short.items()}
-        short_bytes = {of: bytes_ for of, bytes_ in lacking.items() if bytes_}
-        assignment = None if short_bytes else self._assignment(solver)
-        return FitAnswer(assignment, short_bytes=short_bytes)
+            is_impossible = status == cp_model.INFEASIBLE
+            return FitAnswer(None, is_impossible, lacks_steps=repeats and not is_impossible)
+        if self.short:
+            lacking = {of: solver.value(short) for of, short in self.short.items()}
+            return FitAnswer(short_bytes={of: bytes_ for of, bytes_ in lacking.items() if bytes_})
+        return FitAnswer(self._assignment(solver))
 
     def _assignment(self, solver: Any) -> Assignment | None:
         """Return the chosen assignment, with HBM filled again if that is faster."""
-        placed = [point for point in self.points if solver.value(point.chosen)]
-        pairs = [(point.shard, point.gpu) for point in placed]
+        placed = [piece for piece in self.pieces if solver.value(piece.chosen)]
+        pairs = [(piece.shard, piece.gpu) for piece in placed]
         replicas = [replica for replica, used in self.replicas if solver.value(used)]
-        every = {one.shard: self._costs(solver, one)[:, None] for one in placed}
-        # Lines may be below their curves' bytes: else their shards take what is best at some price.
-        columns = self.instance.prices.size
-        known = {
-            one.shard: np.tile(one.costs[:, None], columns) for one in placed if one.rows is None
-        }
-        filled = [
-            Assignment.of(self.instance, pairs, replicas, fixed=f) for f in (every, known, {})
-        ]
+        fixed: dict[TableShard, Float] = {}
+        for piece in placed:
+            more = 0 if piece.more is None else solver.value(piece.more)
+            curve = self.instance.curve(piece.shard, piece.gpu)
+            fixed[piece.shard] = costs_with(curve, piece.hot_rows + more)[:, None]
+        filled = [Assignment.of(self.instance, pairs, replicas, fixed=each) for each in (fixed, {})]
         fitting = [assignment for assignment in filled if assignment is not None]
         return min(fitting, key=lambda one: one.step_time_s, default=None)
-
-    def _costs(self, solver: Any, point: _Point) -> Float:
-        """Return what a chosen point costs, or a line with its number of hot rows."""
-        if point.rows is None:
-            return point.costs
-        curve = self.instance.curve(point.shard, point.gpu)
-        return costs_with(curve, int(point.costs[HOT]) + solver.value(point.rows))
 
 
 _POLL_S = 0.05
 """Seconds between two checks whether the caller wants to stop."""
-
 
 _GAP = 0.05
 """Relative gap of the objective, the bytes that devices lack."""

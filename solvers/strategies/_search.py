@@ -24,9 +24,6 @@ from solvers.search.room import make_room
 _BOUND_SHARE = 0.4
 """Share of the time left that a closer Lagrangian bound of a large problem may take."""
 
-_SHORTAGES_S = 2.0
-"""Seconds for finding how many bytes are missing, once it is proven that nothing fits."""
-
 
 @dataclass
 class Search:
@@ -142,27 +139,25 @@ class Search:
             )
             instance.dram_bytes = instance.all_dram_bytes  # Searches leave some of it free.
         options = usable_options(instance)
-        proof = (
-            options if isinstance(options, Termination) else rows_beyond_their_memories(instance)
-        )
-        if proof is None and not isinstance(options, Termination):
-            # Drives may be too small for the rows that options without a share leave to them.
-            off_drives = [[o for o in of if not o.home.drive_share] for of in options]
-            for tried in [options] + [off_drives] * (all(off_drives) and off_drives != options):
-                assignment = make_room(instance, tried, self.seed, self.clock)
-                # The plan may need row maps that the assignment does not count.
-                if assignment is not None and fitted_plan(assignment) is not None:
-                    return assignment
+        if isinstance(options, Termination):
+            self.failure = options
+            return None
+        self.failure = rows_beyond_their_memories(instance)
+        if self.failure is not None:
+            return None
+        # Drives may be too small for the rows that options without a share leave to them.
+        off_drives = [[o for o in of if not o.home.drive_share] for of in options]
+        for tried in [options] + [off_drives] * (all(off_drives) and off_drives != options):
+            assignment = make_room(instance, tried, self.seed, self.clock)
+            # The plan may need row maps that the assignment does not count.
+            if assignment is not None and fitted_plan(assignment) is not None:
+                return assignment
         # On small problems CP-SAT also finds which memory is short, and by how much.
-        left_s = self.clock.left_s
-        if proof is not None and not self.clock.repeats:
-            left_s = min(left_s, _SHORTAGES_S)
-        answer = fit(instance, self.clock.limits, left_s)
+        answer = fit(instance, self.clock.limits, self.clock.left_s)
         if answer.lacks_steps:
             self.clock.step(self.clock.steps_left or 0)
-        if answer.is_impossible and (proof is None or answer.short_bytes):
-            proof = nothing_fits(instance, answer.short_bytes or {})
-        self.failure = proof
+        if answer.is_impossible:
+            self.failure = nothing_fits(instance, answer.short_bytes or {})
         return answer.assignment
 
     def keep(self, assignment: Assignment | None) -> None:

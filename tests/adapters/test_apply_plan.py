@@ -277,6 +277,30 @@ def test_inputs_may_be_overwritten_while_gradients_accumulate() -> None:
     assert_equal_models(ours, theirs)
 
 
+@pytest.mark.parametrize("place", ["ids", "offsets", "weights"])
+def test_inputs_that_change_before_the_backward_pass_train_nothing_else(place: str) -> None:
+    mode = "mean" if place == "offsets" else "sum"
+    ours, theirs = placed_pair(nn.EmbeddingBag(10, 4, mode=mode, include_last_offset=True))
+    inputs = {"ids": torch.tensor([1, 2, 2, 3]), "offsets": torch.tensor([0, 1, 4])}
+    if place == "weights":
+        inputs["weights"] = torch.ones(4)
+    losses = []
+    for module in (ours, theirs):
+        mine = {name: values.clone() for name, values in inputs.items()}
+        first, second = module(*mine.values()), module(*inputs.values())
+        mine[place].copy_(mine[place].flip(0) if place != "offsets" else torch.tensor([0, 3, 4]))
+        losses.append((first + second).sum())
+    if place != "offsets":  # Torch refuses offsets, too.
+        for loss in losses:
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        return
+    losses[0].backward()
+    theirs(*inputs.values()).sum().mul(2).backward()
+    with torch.no_grad():
+        torch.testing.assert_close(ours.weight, theirs.weight - theirs.weight.grad)
+
+
 def test_penalties_on_the_whole_weight_train_it() -> None:
     ours, theirs = placed_pair(nn.Embedding(10, 4, padding_idx=3))
     for module in (ours, theirs):

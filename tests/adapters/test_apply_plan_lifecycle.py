@@ -2,6 +2,7 @@
 
 import copy
 import io
+import warnings
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from apply_plan_cases import (
     train,
 )
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader
 
 from placer import apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError, PlanMismatchError
+from placer.storage.checkpoint import load_tables, save_tables
 
 
 def placed(placement: str = "staged", kind: str = "adagrad", **options: object) -> nn.Module:
@@ -93,6 +96,12 @@ def test_optimizer_state_goes_on_under_another_plan(kind: str) -> None:
         applied_plan(second).load_optimizer_state_dict(state)
 
 
+def test_state_of_another_optimizer_is_refused() -> None:
+    state = applied_plan(placed(kind="adagrad")).state_dict()
+    with pytest.raises(CheckpointError, match=r"item\.sum is of no table and optimizer"):
+        applied_plan(placed(kind="sgd")).load_state_dict(state)
+
+
 def test_removing_gives_the_model_back() -> None:
     model, whole = clicks(), clicks()
     modules, parameters = list(model.modules()), list(model.parameters())
@@ -141,6 +150,22 @@ def test_copies_are_independent_and_train_on() -> None:
     remove_plan(twin)
     assert_equal_models(twin, model, atol=0)
     assert twin.query.weight is twin.answer.weight
+
+
+def test_an_average_of_the_model_takes_the_trained_rows(tmp_path: Path) -> None:
+    ours, theirs = placed(), clicks()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        AveragedModel(theirs)
+    with pytest.warns(UserWarning, match="its copy keeps their rows as they are now") as warned:
+        average = AveragedModel(ours)
+    assert warned[0].filename == __file__
+    trained(ours)
+    average.update_parameters(ours)  # The first update copies.
+    assert not torch.equal(average(batch(0)), ours(batch(0)))
+    save_tables(tmp_path / "tables", applied_plan(ours))
+    load_tables(tmp_path / "tables", applied_plan(average.module))
+    assert torch.equal(average(batch(0)), ours(batch(0)))
 
 
 @pytest.mark.slow

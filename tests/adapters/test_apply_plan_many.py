@@ -168,3 +168,55 @@ def test_calls_that_wait_for_one_another_train_as_one_process(optimizer: str) ->
             assert torch.equal(after[f"{name}.weight"], before[name])
         for name, values in applied.optimizer_state_dict().items():
             torch.testing.assert_close(state[name], values)
+
+
+class _Twice(nn.Module):
+    """Two tables read the same bags; the ids change in between."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(ROWS, DIM, mode=mode, include_last_offset=True) for _ in range(2)
+        )
+
+    def forward(self, ids: Tensor, offsets: Tensor, step: int = 0) -> Tensor:
+        first = self.bags[0](ids, offsets)
+        if step:
+            ids.add_(step).remainder_(ROWS)
+        return (first * self.bags[1](ids, offsets)).sum(1)
+
+
+def _bags(part: int, rank: int) -> tuple[Tensor, Tensor]:
+    ids, offsets = ids_of(1, part, rank, 4).flatten(), [0, 1 + part, 4, 8 - rank, 8]
+    return ids, torch.tensor(offsets)
+
+
+def _refills(rank: int, world: int, mode: str) -> Any:
+    model = _Twice(mode)
+    applied = apply_plan(model, plan_of(2, "sgd"), lr=0.1, backend="torch")
+    with torch.no_grad():
+        read = model(*_bags(0, rank), 1)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    applied.update_with(optimizer)
+    buffers = _bags(0, rank)
+    for part in range(2):
+        for buffer, values in zip(buffers, _bags(part, rank), strict=True):
+            buffer.copy_(values)
+        model(*buffers).square().mean().backward()
+    optimizer.step()
+    return read, model.state_dict()
+
+
+@pytest.mark.parametrize("mode", ["mean", "max"])
+def test_callers_may_change_their_tensors_after_a_call(mode: str) -> None:
+    whole = _Twice(mode)
+    losses = [whole(*_bags(part, rank)).square().mean() for part in range(2) for rank in range(2)]
+    (torch.stack(losses).sum() / WORLD).backward()
+    outcomes = run(WORLD, [("refills", _refills, (mode,))]).of("refills")
+    for rank, (read, state) in enumerate(outcomes):
+        with torch.no_grad():
+            torch.testing.assert_close(read, whole(*_bags(0, rank), 1))
+        for name, weight in whole.named_parameters():
+            assert weight.grad is not None
+            torch.testing.assert_close(state[name], weight.detach() - 0.1 * weight.grad)

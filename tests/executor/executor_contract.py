@@ -498,6 +498,14 @@ class BackendContract:
         counts = torch.bincount(batch.ids[: int(batch.offsets[12])], minlength=table.rows)
         close(model.state_dict()["t.weight"], before - LR * 2 * counts.unsqueeze(1))
 
+    def test_bags_that_change_before_the_backward_pass_are_refused(self) -> None:
+        model = self.placed(plan_of([two_features("sgd")]))
+        batch = random_batch(model.plan.tables)
+        outputs = model(batch)
+        batch.offsets.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            backward(outputs, random_gradients(outputs))
+
     def test_learning_rate_may_change(self) -> None:
         table = replace(two_features("sgd"), features=(Feature("f"),))
         model = self.placed(plan_of([table]))

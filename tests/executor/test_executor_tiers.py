@@ -1,6 +1,8 @@
 """Where rows are changes nothing: staging, caches, look-ahead and reading in place, to the bit."""
 
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -182,6 +184,28 @@ def test_lookups_by_table_are_counted_in_64_steps_and_then_in_one_of_eight() -> 
         lookups = torch.tensor([7 if step == 72 else 0]), torch.arange(2), None
         model(BagBatch.from_features({"t": lookups}, ["t"]))
     assert model.hit_rates().tables == {"t": 64 / 72}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("lookup", ["staged", "cached"])
+def test_several_threads_may_look_rows_up(lookup: str) -> None:
+    """As those of a server do."""
+    model = model_of(split_plan(lookup, 9), "tiered")
+    batches = [random_batch(tables(), seed=seed) for seed in range(40)]
+    with torch.no_grad():
+        expected = [model(batch) for batch in batches]
+
+    def is_right(number: int) -> bool:
+        with torch.no_grad():
+            found = model(batches[number])
+        return all(torch.equal(found[name], rows) for name, rows in expected[number].items())
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(is_right, 10 * list(range(40))))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_what_is_only_read_is_not_written_back() -> None:

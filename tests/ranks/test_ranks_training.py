@@ -109,6 +109,14 @@ def homes(rank: int, world: int, plan: Plan) -> None:
     close(narrow[key], memory[key], key, scale=3000)
 
 
+def cold_on_one() -> Plan:
+    """Columns on two ranks, of which only the first has a backend with tiers."""
+    columns, cold = (table_with("rowwise_adagrad", name=name) for name in ("columns", "cold"))
+    shards = [shard(columns, None, (0, 3)), shard(columns, None, (3, 8), on="gpu:3")]
+    shards.append(shard(cold, memory="ssd", lookup="staged"))
+    return with_drives(plan_of([columns, cold], shards))
+
+
 def exchanged(rank: int, world: int, dtype: str) -> None:
     """Numbers of any size come as the type rounds them, also from ranks that send none."""
     comm = Communicator(None, torch.device("cpu"))
@@ -326,6 +334,7 @@ def jobs(world: int) -> list[Job]:
         ("runs repeat", repeats, (mixed,)),
         ("tiers", tiers, (mixed,)),
         ("homes of cold rows", homes, (mixed,)),
+        ("cold rows on one rank", trains_alike, (cold_on_one(), STEPS)),
         ("padding", padding, (every_placement("adagrad"),)),
         ("bad batches", bad_batches, (plan_of([table_with("sgd")]),)),
         ("other plans", other_plans, ([mixed, summed],)),

@@ -66,7 +66,8 @@ def of_bags(
         )
     starts = _checked(offsets).to(flat.device).long()
     if include_last_offset:
-        return bags_of(flat, starts, scales)
+        # The caller may fill them anew before the update, for which means and maxima need them.
+        return bags_of(flat, starts.clone(), scales)
     # Fill in place: a tensor from a Python number would wait for its copy to the GPU.
     end = torch.full((1,), flat.numel(), dtype=torch.int64, device=flat.device)
     return bags_of(flat, torch.cat([starts, end]), scales)
@@ -139,6 +140,14 @@ class Call:
                     self.made = self.output.of_rows(self.rows)
         return self.made
 
+    def check_first(self) -> None:
+        """Raise DataError unless this is the first backward pass through the call."""
+        if self.ended or self.gradient is not None:
+            raise DataError(
+                f"table {self.table.name!r}: a second backward pass through one forward; each "
+                "updates the table, so run the forward again"
+            )
+
     def let_go(self) -> None:
         """Release the lookup without an update. Its rows may then move."""
         self.step, self.rows, self.ended = None, None, True
@@ -183,6 +192,7 @@ class LookupNode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, weights: Tensor | None, call: Call) -> Tensor:
         table, ctx.call = call.table, call
+        ctx.save_for_backward(call.batch.ids, call.batch.weights)
         ctx.device = None if weights is None else weights.device
         if table.world > 1:
             return table.shared.look_up(call)
@@ -197,6 +207,9 @@ class LookupNode(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, call = None, ctx.call
+        if call.trains:
+            call.check_first()
+        _ = ctx.saved_tensors  # Raises if they were changed since, as torch's lookups do.
         if ctx.needs_input_grad[1]:
             of_rows = gradient.float()
             weights = _weight_gradients(call.table, call.batch, of_rows).to(ctx.device)

@@ -150,6 +150,7 @@ class SharedTables:
         """Return the output of a call without its graph, computed now or when it is read."""
         self._waiting.append(call)
         if self._depth:
+            call.batch = joined([call], self.device)  # The caller's ids may change until then.
             return Later.of(call)
         self.flush()
         return call.result().detach()

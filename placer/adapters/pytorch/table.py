@@ -30,7 +30,7 @@ from placer.adapters.pytorch.calls import (
 from placer.adapters.pytorch.models import DrawnRows
 from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
 from placer.adapters.pytorch.watches import SaveWatch, watch_steps
-from placer.errors import BackendError, DataError
+from placer.errors import BackendError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
 from placer.executor.local.fused_lookup import refuse_scaled
 from placer.executor.optimizers import check_constants
@@ -223,8 +223,9 @@ class PlacedTable:
 
     def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
         """Load this table's part of an optimizer state, also from `PlacedEmbeddings`."""
-        keys = [f"{self.name}.{name}" for name in OPTIMIZER_STATE[self.table.optimizer]]
-        own = {key: state[key] for key in keys if key in state}
+        # Also look for the state of other optimizers, which is refused.
+        names = {name for several in OPTIMIZER_STATE.values() for name in several}
+        own = {key: state[key] for name in names if (key := f"{self.name}.{name}") in state}
         updates = state.get(f"{self.name}.{UPDATES}", state.get(UPDATES))
         if updates is not None:
             own[UPDATES] = updates
@@ -309,11 +310,6 @@ class PlacedTable:
     def collect(self, call: Call, gradient: Tensor) -> None:
         """Keep the gradient of a call until the table is updated."""
         refuse_scaled()  # The update is a backward pass of its own.
-        if call.ended or call.gradient is not None:
-            raise DataError(
-                f"table {self.name!r}: a second backward pass through one forward; each updates "
-                "the table, so run the forward again"
-            )
         call.gradient = gradient
         if self.waits:
             call.let_go()  # The update looks its rows up again later.

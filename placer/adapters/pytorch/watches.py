@@ -1,8 +1,9 @@
-"""Warn if training would lose what tables have learned, or updates them too often.
+"""Warn if training would lose what tables have learned, updates them too often, or averages them.
 
 The first happens if training goes on or ends after a checkpoint without all of a table. The second
 happens if several backward passes come before an optimizer's step: gradients of parameters add up
-until the step, but tables are updated in each backward pass.
+until the step, but tables are updated in each backward pass. Averages of weights are of parameters,
+which tables are not.
 """
 
 import atexit
@@ -12,7 +13,10 @@ import weakref
 from functools import cache
 from typing import TYPE_CHECKING
 
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
 
 from placer.units import listed
 
@@ -96,6 +100,7 @@ def watch_steps(table: "PlacedTable") -> None:
 @cache
 def _register() -> None:
     register_optimizer_step_post_hook(_after_step)
+    register_module_module_registration_hook(_after_registration)
 
 
 def _after_step(*_: object) -> None:
@@ -109,4 +114,17 @@ def _after_step(*_: object) -> None:
             "parameters add up until the step, and placed tables were updated in each pass. To "
             "accumulate theirs too, call update_with(optimizer) of what apply_plan returns",
             stacklevel=2,
+        )
+
+
+def _after_registration(parent: nn.Module, _: str, child: nn.Module | None) -> None:
+    if not isinstance(parent, AveragedModel) or child is None:
+        return
+    tables = {id(table) for table in _watched}
+    if any(id(vars(module).get("table")) in tables for module in child.modules()):
+        warnings.warn(
+            "AveragedModel averages parameters, and placed tables are none: its copy keeps their "
+            "rows as they are now. Before you use the average, give it the trained rows: "
+            "save_tables(folder, applied), load_tables(folder, applied_plan(average.module))",
+            stacklevel=4,
         )

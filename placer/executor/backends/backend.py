@@ -5,6 +5,7 @@ entries in HBM, and every lookup gets the *place* of its row. Forward and update
 staging, caching and reading in place differ only here, and give bit-equal results.
 """
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,6 +36,8 @@ from placer.executor.streams import phase, recorded
 from placer.growing import Growing
 from placer.tables import Table
 
+_MOVING = threading.Lock()
+"""Held while rows move: several threads may look rows up, as those of a server do."""
 _SEGMENT_TABLES = 16
 """Number of batch shapes whose segment tables are cached."""
 
@@ -59,6 +62,9 @@ class Backend(TorchKernels):
     ) -> None:
         self.name = "torch" if host is None else "tiered"
         self.in_one_memory = host is None
+        # Whether `sliced_update` gives Σ g² for each lookup. With tiers, the host does not know the
+        # number of rows. Ranks with column slices of the same rows must do the same.
+        self.sums_by_lookup = host is not None
         # Whether steps over rows in HBM never wait for the device. Then CUDA graphs can run them.
         self.can_be_captured = False
         # Whether something other than a prepared step may have read or written rows. If so, finding
@@ -118,12 +124,13 @@ class Backend(TorchKernels):
                 self.faults.watch(found, batch, features)
         if self.in_one_memory:
             return tuple(map(ArenaStep, reads, slots))
-        ticket = self.window.open()
-        self.counts.begin()
-        return tuple(
-            self._located(index, arena, read, slots, ticket, training)
-            for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
-        )
+        with _MOVING:
+            ticket = self.window.open()
+            self.counts.begin()
+            return tuple(
+                self._located(index, arena, read, slots, ticket, training)
+                for index, (arena, read) in enumerate(zip(arenas, reads, strict=True))
+            )
 
     def forward(self, arena: Arena, step: ArenaStep, weights: Tensor | None) -> Tensor:
         """Return the weighted sum of each bag's rows: float32, shape (bags, width)."""
@@ -185,7 +192,8 @@ class Backend(TorchKernels):
         are sorted once.
 
         Return the arguments of `update_rows` for each column slice; and Σ g² of each row's summed
-        gradient over these column slices, in the order of slots: float32, shape (at least runs,).
+        gradient over these column slices, in the order of slots: float32, shape (runs,), or
+        (lookups,) if `sums_by_lookup`.
         """
         runs = self.find_runs(column_slices[0].of(column_slices[0].step.slots))
         first = runs.order.index_select(0, runs.firsts)
@@ -200,10 +208,10 @@ class Backend(TorchKernels):
             updates.append((reads.arena, row_reads, reads.rule))
             own = torch.zeros(runs.lookups, dtype=torch.float32, device=self._device)
             self.squares(row_reads, own)
-            if self.in_one_memory:
-                parts.append(own[: int(runs.count)])
-            else:  # Add at once, to keep at most two tensors.
+            if self.sums_by_lookup:  # Add at once, to keep at most two tensors.
                 parts = [parts[0].add_(own)] if parts else [own]
+            else:
+                parts.append(own[: int(runs.count)])
         squares = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
         return updates, squares
 
@@ -217,9 +225,10 @@ class Backend(TorchKernels):
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
         """End a step after its update, or if it gets none."""
-        for step in steps:
-            if step.ticket is not None:
-                self.window.close(step.ticket)
+        with _MOVING:
+            for step in steps:
+                if step.ticket is not None:
+                    self.window.close(step.ticket)
 
     def _slots(self, ids: Tensor, spec: ArenaSpec, reads: ArenaReads, fault: Tensor) -> Tensor:
         kind = torch.int64 if self.in_one_memory else spec.kind

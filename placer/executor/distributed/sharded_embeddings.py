@@ -137,6 +137,10 @@ class ShardedEmbeddings(Embeddings):
         except PlacerError as error:
             failure = error
         check_all_built(failure, comm)
+        by_lookup = any(module.backend in ("tiered", "triton") for module in self._served.modules)
+        if any(said for (said,) in comm.numbers([by_lookup])):
+            for module in self._served.modules:
+                module.sum_by_lookup()
         order = self._order
         drawn = [weight for weight in order.weights() if weight.table.rows]
         given = torch.tensor([weight.table.name in initial for weight in drawn])

@@ -120,7 +120,8 @@ class FusedLookup(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.steps, ctx.runtime, ctx.key_step = steps, runtime, key_step
         ctx.passes = runtime.passes
-        ctx.save_for_backward(*(() if weights is None else (weights,)))
+        # Backward refuses what the caller has changed since.
+        ctx.save_for_backward(weights, *(step.reads.offsets for step in steps))
         outputs: list[Tensor] = []
         with phase("forward"):
             for arena, step in zip(runtime.arenas, steps, strict=True):
@@ -136,8 +137,7 @@ class FusedLookup(torch.autograd.Function):
         refuse_scaled()
         runtime: Runtime = ctx.runtime
         check_pass(ctx.steps is None, ctx.needs_input_grad[1] and ctx.passes < runtime.passes)
-        saved: tuple[Tensor, ...] = ctx.saved_tensors
-        weights = saved[0] if saved else None
+        weights: Tensor | None = ctx.saved_tensors[0]
         weight_gradients = None
         with phase("backward"):
             gradients: list[Tensor] = []

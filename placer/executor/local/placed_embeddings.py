@@ -219,6 +219,10 @@ class PlacedEmbeddings(Embeddings):
     def update_count(self) -> int:
         return int(self._runtime.updates)
 
+    def sum_by_lookup(self) -> None:
+        """Give other ranks Σ g² of sliced rows for each lookup, as backends with tiers do."""
+        self._runtime.backend.sums_by_lookup = True
+
     def set_lr(self, lr: float) -> None:
         check_constants(lr)
         self._runtime.lr.fill_(lr)

@@ -81,7 +81,8 @@ class Relaxed:
 
     # No placement of the node is faster. If above the limit, no placement beats the limit.
     bound: float
-    # Value of the program. It is not below the bound, as the program lacks some points.
+    # Value of the program, with the cost of tables that it leaves out. It is not below the bound,
+    # as the program lacks some options and points.
     value: float
     options: Int  # Options that a placement as fast as the limit can use.
     extra: Float  # Cost of each option beyond its table's cheapest, at the bound's prices.

@@ -304,7 +304,7 @@ class GroupProgram:
         useful = extra <= self.most - bound
         return Relaxed(
             bound,
-            float(values[0]),
+            float(aim @ values),
             options[useful],
             extra[useful],
             points,

@@ -166,7 +166,9 @@ class BranchAndBound:
             return
         self._prove(min((root.bound for root in self.roots), default=math.inf))
         self._gap = gap * _NEARLY  # Meet the gap in spite of rounding.
-        known = self.best.step_time_s / self.bound_s - 1 if self.bound_s else math.inf
+        if not self.bound_s:  # Rounds look for shares of the known gap.
+            return
+        known = self.best.step_time_s / self.bound_s - 1
         if not self._gap < known <= self.most_gap:
             return
         may_gain, factor, known_s = True, _GAP_FACTOR, 0.0
