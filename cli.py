@@ -862,6 +862,10 @@ def export(
     if since is not None and (with_optimizer or target != "safetensors"):
         raise click.UsageError("--since goes with --to safetensors, without --with-optimizer")
     if checkpoint is not None:
+        from placer.storage.manifest import latest
+
+        # Before PyTorch, which takes seconds to import.
+        checkpoint, since = latest(checkpoint), since and latest(since)
         from placer.storage.table_files import write_increment, write_tables
         from placer.training.checkpoint import open_checkpoint
 
@@ -901,10 +905,13 @@ def grow(
     placer grow old.json new.json --checkpoint runs/a -o runs/b
     placer grow old.json new.json --checkpoint runs/a --keep item=ids.txt -o runs/b
     """
-    plans = placer.Plan.load(old), placer.Plan.load(new)  # Before PyTorch, as it takes seconds.
+    from placer.storage.manifest import latest
+
+    # Before PyTorch, which takes seconds to import.
+    plans, found = (placer.Plan.load(old), placer.Plan.load(new)), latest(checkpoint)
     from placer.training.growing import grow_checkpoint
 
-    done = grow_checkpoint(plans, (old, new), checkpoint, folder, keep)
+    done = grow_checkpoint(plans, (old, new), found, folder, keep)
     report.print_report(report.grown_report(done), output)
     report.print_stderr(f"checkpoint written to {folder}")
 
