@@ -35,6 +35,7 @@ from placer.units import counted, format_bytes, parse_bytes, parse_sizes
 from solvers import options as shared
 from solvers import report as solver_reports
 from solvers import training_options as trained
+from solvers.growing_options import GrowingOptions, GrowingRows
 from solvers.report import page
 
 _EXIT_NO_PLACEMENT = 3
@@ -314,7 +315,7 @@ def plan(
     solver: str = option("auto", "Method that searches for the plan.", kind=_SOLVERS),
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
-    grown: shared.GrowingOptions = BUNDLE,
+    grown: GrowingOptions = BUNDLE,
     cache: bool = option(True, "Reuse the kept plan of an equal search.", "--cache/--no-cache"),
     file: File = PLAN_FILE,
     output: Output = OUTPUT,
@@ -380,6 +381,7 @@ def compare(
     names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=shared.SOLVER_LIST),
     models: Any = option("roofline", "Cost models.", "--cost-models", kind=shared.MODEL_LIST),
     effort: shared.Effort = BUNDLE,
+    grown: GrowingRows = BUNDLE,
     price_text: Text = option(None, "Dollars an hour by machine: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
     output: Output = OUTPUT,
@@ -394,6 +396,7 @@ def compare(
     from solvers.analysis.compare import refused_rows
 
     loaded = options.profile()
+    problem_on = partial(options.problem_on, loaded, grown.rows(loaded))
     machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
     prices = shared.prices_of(price_text, machines)
@@ -402,7 +405,7 @@ def compare(
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
             try:
-                problem = options.problem_on(loaded, name, budget)
+                problem = problem_on(name, budget)
             # Other machines may have the GPU that a rule names, or cards with that much memory.
             except (ProblemError, TopologyError) as error:
                 hbm_bytes = parse_bytes(budget) if budget else None
@@ -443,6 +446,7 @@ def fleet(
     solver: str = option("greedy-cost", "Method that searches for the plans.", kind=_SOLVERS),
     model: str = shared.MODEL,
     asked: shared.FleetOptions = BUNDLE,
+    grown: GrowingRows = BUNDLE,
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -462,9 +466,9 @@ def fleet(
         placer.Topology.parse(name)
     if options.constraints_path is not None:
         placer.Constraints.load(options.constraints_path)
+    problem_on = partial(options.problem_on, loaded, grown.rows(loaded))
     searched = solvers.solver(solver), cost_models.cost_model(model)
     with report.stoppable() as stop, report.progress_bar("machines") as update:
-        problem_on = partial(options.problem_on, loaded)
         limits, prices = asked.limits(stop), asked.prices(names)
         rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
     answer, title = machines.cheapest(rows, asked.within), counted(len(loaded), "table")
@@ -672,6 +676,7 @@ def whatif(
     solver: str = option("greedy-cost", "Method that searches for plans.", kind=_SOLVERS),
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
+    grown: GrowingRows = BUNDLE,
     plot: File = replace(PICTURE, help="Write a picture of --hbm-steps: png, pdf or svg."),
     output: Output = OUTPUT,
 ) -> None:
@@ -688,9 +693,10 @@ def whatif(
         raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
     budgets = parse_sizes(hbm_steps) if hbm_steps else []
     loaded = options.profile()
-    problem = options.problem(loaded, hbm)
+    problem_with = partial(options.problem, loaded, growing=grown.rows(loaded))
+    problem = problem_with(hbm)
     with shared.usage_errors("--hbm-steps"):  # Before the search, which takes longer.
-        at_budget = {budget: options.problem(loaded, f"{budget}B") for budget in budgets}
+        at_budget = {budget: problem_with(f"{budget}B") for budget in budgets}
     with report.stoppable() as stop:
         limits = effort.limits(stop)
         with report.progress_bar("problems") as update:

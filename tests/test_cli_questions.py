@@ -1,12 +1,15 @@
 """`placer diff`, `whatif`, `show --explain`, `simulate`; and `compare` over priced machines."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import Workbench, fail, invoke, misuse, succeed
 
 import placer
+from placer.growing import HitRate
 
 
 def test_diff(few_tables: Workbench, tmp_path: Path) -> None:
@@ -46,6 +49,29 @@ def test_whatif_without_a_plan_or_with_bad_options(few_tables: Workbench) -> Non
     # Said before the search, and of the option that is wrong.
     too_much = misuse("whatif", *nothing_fits, "--hbm-steps", "1MiB,100GiB")
     assert "Invalid value for --hbm-steps: gpu:0 of '1xt4' would have 100 GiB" in too_much
+
+
+def test_questions_about_tables_that_grow(few_tables: Workbench, tmp_path: Path) -> None:
+    """They are about the tables that `plan` places: of few rows, which are not replicated."""
+    asked = "--batch-size", "8", "--format", "json", "--growing", "C3=5,C4=9"
+    profile = placer.Profile.load(few_tables.profile)
+    rates = HitRate(10, "lfu", 0.5), HitRate(100, "lfu", 0.9)
+    with_hit_rates = (replace(one, hit_rates=rates) for one in profile)
+    replace(profile, tables=tuple(with_hit_rates)).save(tmp_path / "profile")
+    of = "--profile", tmp_path / "profile", "--topology", few_tables.folder / "machine.yaml"
+
+    def asked_for(*command: str) -> dict[str, Any]:
+        return json.loads(succeed(*command, *of, *asked).stdout)
+
+    plan = asked_for("plan", "--solver", "greedy-cost")
+    assert [one["rows"] for one in plan["tables"] if one["table"] in ("C3", "C4")] == [6, 10]
+    (row,) = asked_for("compare", "--solvers", "greedy-cost")["comparison"]
+    (machine,) = asked_for("fleet")["fleet"]
+    what = asked_for("whatif")
+    assert {one["step_time_s"] for one in (row, machine, what)} == {plan["step_time_s"]}
+    for command in ("compare", "fleet", "whatif"):
+        said = misuse(command, *of, "--growing", "C3:lru")
+        assert "--growing C3 lacks its rows: write C3=2000000 or C3=99%" in said
 
 
 def test_show_refuses_options_that_would_have_no_effect(few_tables: Workbench) -> None:
