@@ -410,12 +410,14 @@ def compare(
             except (ProblemError, TopologyError) as error:
                 hbm_bytes = parse_bytes(budget) if budget else None
                 machine = placer.Topology.parse(name)
-                rows += refused_rows(machine, hbm_bytes, names, models, error)
+                found = refused_rows(machine, hbm_bytes, names, models, error)
                 refused.append(error)
-                continue
-            with report.progress_bar("solvers") as update:
-                how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
-                rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
+            else:
+                with report.progress_bar("solvers") as update:
+                    how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
+                    found = solvers.compare(problem, names, models, effort.limits(stop), **how)
+            # Files may describe machines of one name.
+            rows += [row if name == "auto" else replace(row, topology=name) for row in found]
     if len(refused) == len(machines) * len(budgets):
         raise refused[0]
     title = f"{counted(len(loaded), 'table')} on {', '.join(machines)}"

@@ -123,6 +123,26 @@ def test_compare_over_priced_machines(few_tables: Workbench) -> None:
     assert wrong.stdout == ""
 
 
+def test_machines_in_files_are_called_as_the_files(few_tables: Workbench, tmp_path: Path) -> None:
+    """Both are called 2xt4 in the files; the second one is slower."""
+    names = [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
+    for name in names:
+        succeed("topology", "2xt4", "--hbm", "1GiB", "-o", name)
+    text = Path(names[1]).read_text()
+    assert "launch_s: 5.0e-06" in text
+    Path(names[1]).write_text(text.replace("launch_s: 5.0e-06", "launch_s: 9.0e-06"))
+    arguments = (
+        "compare", "--profile", few_tables.profile, "--topology", ",".join(names),
+        "--solvers", "greedy-size", "--batch-size", "64",
+    )  # fmt: skip
+    rows = json.loads(succeed(*arguments, "--format", "json").stdout)["comparison"]
+    assert [row["topology"] for row in rows] == names
+    assert rows[0]["step_time_s"] < rows[1]["step_time_s"]
+    assert [row["ratio_to_best"] for row in rows] == [1, 1]
+    refused = json.loads(succeed(*arguments, "--hbm", "1GiB,99GiB", "--format", "json").stdout)
+    assert {row["topology"] for row in refused["comparison"]} == set(names)
+
+
 @pytest.mark.slow
 def test_compare_says_what_does_not_fit(workbench: Workbench) -> None:
     result = succeed(
