@@ -993,7 +993,7 @@ def sweep(
     with shared.usage_errors():
         listed = filter(str.strip, names.split(","))
         machines = run.distinct([run.platform(name, hbm=hbm, dram=dram) for name in listed])
-        axes = dict(map(run.axis_values, varied or run.DEFAULT_AXES))
+        axes = run.axes_of(varied or run.DEFAULT_AXES)
         base = run.with_overrides(preset, overrides)
     with report.stoppable("the models") as stop, report.progress_bar("models") as update:
         swept = run.sweep(
