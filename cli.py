@@ -87,6 +87,7 @@ _PLACEMENT_LIST = Name("placement", _PLACEMENT_NAMES.__contains__, _PLACEMENT_NA
 
 _SHOWN = "path path_by_place output quiet verbose"
 """Parameters of `show` that have an effect on whatever is shown."""
+_EXPLAINED = f"{_SHOWN} profile_path other_data"
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
@@ -237,6 +238,8 @@ def merge(
     \b
     placer merge day_0.profile day_1.profile -o profile
     """
+    if len({path.resolve() for path in profiles}) < len(profiles):
+        raise click.UsageError("a profile is given twice, and its counts would be, too")
     parts = [placer.Profile.load(path) for path in profiles]
     if any(table.hit_rates for part in parts for table in part):
         report.print_stderr("the merged profile lacks what --window measured in its parts")
@@ -511,7 +514,7 @@ def show(
     needed_for = "--memory" if memory else None if explained is None else "--explain"
     known = profile_of(loaded, path, profile_path, needed_for=needed_for, other_data=other_data)
     if memory and known is not None:
-        refuse_others("--memory", f"{_SHOWN} profile_path other_data memory")
+        refuse_others("--memory", f"{_EXPLAINED} memory")
         return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
         report.print_stderr("times need the profile: give --profile")
@@ -524,6 +527,7 @@ def show(
         )
     costs = cost_models.cost_model(model)
     if explained is not None:
+        refuse_others("--explain", f"{_EXPLAINED} model explained constraints_path")
         explanation = explain(problem, loaded, explained, costs)
         return report.print_report(solver_reports.explain_report(explanation), output)
     # Times are those of the rows that the plan has in HBM, hot or not any more.
@@ -869,6 +873,8 @@ def export(
         raise click.UsageError("--with-optimizer goes with --to safetensors")
     if since is not None and (with_optimizer or target != "safetensors"):
         raise click.UsageError("--since goes with --to safetensors, without --with-optimizer")
+    if target in ("hugectr", "safetensors"):
+        refuse_without("--to torchrec or dynamicemb", "module staged_as")
     if checkpoint is not None:
         from placer.storage.manifest import latest
 
@@ -990,6 +996,8 @@ def sweep(
         raise click.UsageError(
             "--plot draws one axis at a time: leave --grid, or take --format csv"
         )
+    if "remote" not in placements:
+        refuse_without("the placement remote", "parameter_servers")
     with shared.usage_errors():
         listed = filter(str.strip, names.split(","))
         machines = run.distinct([run.platform(name, hbm=hbm, dram=dram) for name in listed])

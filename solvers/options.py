@@ -106,6 +106,8 @@ def prices_of(text: str | None, machines: Sequence[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         name, _, value = (word.strip() for word in part.rpartition("="))
+        if name in prices:
+            raise click.UsageError(f"--price names {name!r} twice")
         try:
             prices[name] = float(value)
         except ValueError:

@@ -79,6 +79,26 @@ def test_show_refuses_options_that_would_have_no_effect(few_tables: Workbench) -
         assert f"{flag[0]} does not go with a profile" in misuse("show", few_tables.profile, *flag)
     both = misuse("show", few_tables.plan, "--memory", "--explain", "C3")
     assert "--explain does not go with --memory" in both
+    explained = misuse("show", few_tables.plan, "--explain", "C3", "--top", "3")
+    assert "--top does not go with --explain" in explained
+
+
+def test_options_of_one_target_or_placement_are_refused_with_others(
+    few_tables: Workbench, tmp_path: Path
+) -> None:
+    export = "export", few_tables.plan, "--to", "hugectr", "-o", tmp_path / "x.json"
+    for flag, value in (("--module", "ebc"), ("--staged-as", "uva")):
+        said = misuse(*export, flag, value)
+        assert f"{flag} has no effect without --to torchrec or dynamicemb" in said
+    sweep = "sweep", "--placements", "gpu,cpu", "--parameter-servers", "4"
+    assert "--parameter-servers has no effect without the placement remote" in misuse(*sweep)
+
+
+def test_what_is_given_twice_is_not_counted_twice(few_tables: Workbench) -> None:
+    again = few_tables.profile / ".." / few_tables.profile.name
+    assert "is given twice" in misuse("merge", few_tables.profile, again)
+    fleet = "fleet", "--profile", few_tables.profile, "--topology", "1xt4"
+    assert "names 't4' twice" in misuse(*fleet, "--price", "t4=1,t4=2")
 
 
 def test_a_schema_alone_refuses_how_to_count(few_tables: Workbench, tmp_path: Path) -> None:
