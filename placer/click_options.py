@@ -6,6 +6,7 @@ Only `cli.py` uses this module, so that nothing else imports click.
 import contextlib
 import inspect
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -244,11 +245,13 @@ def add_command(
 def _inputs(
     parameters: Sequence[click.Parameter], options: Mapping[str, Any], except_for: str
 ) -> Iterator[Path | str]:
-    """Yield what a command reads: values of `LocalPath`, and texts that may be files of logs."""
+    """Yield what a command reads: values of `LocalPath`, and texts that may be files."""
     for one in parameters:
         value = None if one.name == except_for else options.get(str(one.name))
         is_read = isinstance(one.type, LocalPath) and not isinstance(one.type, OutputPath)
-        if value is not None and (is_read or isinstance(value, tuple)):
+        if isinstance(value, str):  # Such as a.yaml,b.yaml or calibrated:machine.json.
+            yield from re.split("[,:]", value)
+        elif value is not None and (is_read or isinstance(value, tuple)):
             yield from value if isinstance(value, tuple) else (value,)
 
 
