@@ -35,6 +35,7 @@ from placer.units import counted, parse_bytes, parse_sizes
 from solvers import options as shared
 from solvers import report as solver_reports
 from solvers import training_options as trained
+from solvers.growing_options import GrowingOptions, GrowingRows
 from solvers.report import page
 
 _EXIT_NO_PLACEMENT = 3
@@ -83,6 +84,7 @@ _PLACEMENT_LIST = Name("placement", _PLACEMENTS.split(","), several=True)
 
 _SHOWN = "path path_by_place output"
 """Parameters of `show` that have an effect on whatever is shown."""
+_EXPLAINED = f"{_SHOWN} profile_path other_data"
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
@@ -234,6 +236,8 @@ def merge(
     \b
     placer merge day_0.profile day_1.profile -o profile
     """
+    if len({path.resolve() for path in profiles}) < len(profiles):
+        raise click.UsageError("a profile is given twice, and its counts would be, too")
     parts = [placer.Profile.load(path) for path in profiles]
     if any(table.hit_rates for part in parts for table in part):
         report.print_stderr("the merged profile lacks what --window measured in its parts")
@@ -293,7 +297,7 @@ def plan(
     solver: str = option("auto", "Method that searches for the plan.", kind=_SOLVERS),
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
-    grown: shared.GrowingOptions = BUNDLE,
+    grown: GrowingOptions = BUNDLE,
     file: File = PLAN_FILE,
     output: Output = OUTPUT,
 ) -> None:
@@ -341,6 +345,7 @@ def compare(
     names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=shared.SOLVER_LIST),
     models: Any = option("roofline", "Cost models.", "--cost-models", kind=shared.MODEL_LIST),
     effort: shared.Effort = BUNDLE,
+    grown: GrowingRows = BUNDLE,
     price_text: Text = option(None, "Dollars an hour by machine: 8xh100=98,4xt4=2.", "--price"),
     plot: File = PICTURE,
     output: Output = OUTPUT,
@@ -355,6 +360,7 @@ def compare(
     from solvers.analysis.compare import refused_rows
 
     loaded = options.profile()
+    problem_on = partial(options.problem_on, loaded, grown.rows(loaded))
     machines = options.machines() or ["auto"]
     budgets = hbm.split(",") if hbm else [None]
     prices = shared.prices_of(price_text, machines)
@@ -363,17 +369,19 @@ def compare(
     with report.stoppable() as stop:
         for name, budget in itertools.product(machines, budgets):
             try:
-                problem = options.problem_on(loaded, name, budget)
+                problem = problem_on(name, budget)
             # Other machines may have the GPU that a rule names, or cards with that much memory.
             except (ProblemError, TopologyError) as error:
                 hbm_bytes = parse_bytes(budget) if budget else None
                 machine = placer.Topology.parse(name)
-                rows += refused_rows(machine, hbm_bytes, names, models, error)
+                found = refused_rows(machine, hbm_bytes, names, models, error)
                 refused.append(error)
-                continue
-            with report.progress_bar("solvers") as update:
-                how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
-                rows += solvers.compare(problem, names, models, effort.limits(stop), **how)
+            else:
+                with report.progress_bar("solvers") as update:
+                    how: Any = {"price_per_hour": prices.get(name), "on_solved": update}
+                    found = solvers.compare(problem, names, models, effort.limits(stop), **how)
+            # Files may describe machines of one name.
+            rows += [row if name == "auto" else replace(row, topology=name) for row in found]
     if len(refused) == len(machines) * len(budgets):
         raise refused[0]
     title = f"{counted(len(loaded), 'table')} on {', '.join(machines)}"
@@ -404,6 +412,7 @@ def fleet(
     solver: str = option("greedy-cost", "Method that searches for the plans.", kind=_SOLVERS),
     model: str = shared.MODEL,
     asked: shared.FleetOptions = BUNDLE,
+    grown: GrowingRows = BUNDLE,
     plot: File = PICTURE,
     output: Output = OUTPUT,
 ) -> None:
@@ -423,9 +432,9 @@ def fleet(
         placer.Topology.parse(name)
     if options.constraints_path is not None:
         placer.Constraints.load(options.constraints_path)
+    problem_on = partial(options.problem_on, loaded, grown.rows(loaded))
     searched = solvers.solver(solver), cost_models.cost_model(model)
     with report.stoppable() as stop, report.progress_bar("machines") as update:
-        problem_on = partial(options.problem_on, loaded)
         limits, prices = asked.limits(stop), asked.prices(names)
         rows = machines.fleet(names, problem_on, *searched, limits, prices, on_solved=update)
     answer, title = machines.cheapest(rows, asked.within), counted(len(loaded), "table")
@@ -466,7 +475,7 @@ def show(
     needed_for = "--memory" if memory else None if explained is None else "--explain"
     known = profile_of(loaded, path, profile_path, needed_for=needed_for, other_data=other_data)
     if memory and known is not None:
-        refuse_others("--memory", f"{_SHOWN} profile_path other_data memory")
+        refuse_others("--memory", f"{_EXPLAINED} memory")
         return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
         report.print_stderr("times need the profile: give --profile")
@@ -479,6 +488,7 @@ def show(
         )
     costs = cost_models.cost_model(model)
     if explained is not None:
+        refuse_others("--explain", f"{_EXPLAINED} model explained constraints_path")
         explanation = explain(problem, loaded, explained, costs)
         return report.print_report(solver_reports.explain_report(explanation), output)
     # Times are those of the rows that the plan has in HBM, hot or not any more.
@@ -640,6 +650,7 @@ def whatif(
     solver: str = option("greedy-cost", "Method that searches for plans.", kind=_SOLVERS),
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
+    grown: GrowingRows = BUNDLE,
     plot: File = replace(PICTURE, help="Write a picture of --hbm-steps: png, pdf or svg."),
     output: Output = OUTPUT,
 ) -> None:
@@ -656,9 +667,10 @@ def whatif(
         raise click.UsageError("--plot draws the budgets of --hbm-steps: give some")
     budgets = parse_sizes(hbm_steps) if hbm_steps else []
     loaded = options.profile()
-    problem = options.problem(loaded, hbm)
+    problem_with = partial(options.problem, loaded, growing=grown.rows(loaded))
+    problem = problem_with(hbm)
     with shared.usage_errors("--hbm-steps"):  # Before the search, which takes longer.
-        at_budget = {budget: options.problem(loaded, f"{budget}B") for budget in budgets}
+        at_budget = {budget: problem_with(f"{budget}B") for budget in budgets}
     with report.stoppable() as stop:
         limits = effort.limits(stop)
         with report.progress_bar("problems") as update:
@@ -829,7 +841,13 @@ def export(
         raise click.UsageError("--with-optimizer goes with --to safetensors")
     if since is not None and (with_optimizer or target != "safetensors"):
         raise click.UsageError("--since goes with --to safetensors, without --with-optimizer")
+    if target in ("hugectr", "safetensors"):
+        refuse_without("--to torchrec or dynamicemb", "module staged_as")
     if checkpoint is not None:
+        from placer.storage.manifest import latest
+
+        # Before PyTorch, which takes seconds to import.
+        checkpoint, since = latest(checkpoint), since and latest(since)
         from placer.storage.table_files import write_increment, write_tables
         from placer.training.checkpoint import open_checkpoint
 
@@ -869,10 +887,13 @@ def grow(
     placer grow old.json new.json --checkpoint runs/a -o runs/b
     placer grow old.json new.json --checkpoint runs/a --keep item=ids.txt -o runs/b
     """
-    plans = placer.Plan.load(old), placer.Plan.load(new)  # Before PyTorch, as it takes seconds.
+    from placer.storage.manifest import latest
+
+    # Before PyTorch, which takes seconds to import.
+    plans, found = (placer.Plan.load(old), placer.Plan.load(new)), latest(checkpoint)
     from placer.training.growing import grow_checkpoint
 
-    done = grow_checkpoint(plans, (old, new), checkpoint, folder, keep)
+    done = grow_checkpoint(plans, (old, new), found, folder, keep)
     report.print_report(report.grown_report(done), output)
     report.print_stderr(f"checkpoint written to {folder}")
 
@@ -943,10 +964,12 @@ def sweep(
         raise click.UsageError(
             "--plot draws one axis at a time: leave --grid, or take --format csv"
         )
+    if "remote" not in placements:
+        refuse_without("the placement remote", "parameter_servers")
     with shared.usage_errors():
         listed = filter(str.strip, names.split(","))
         machines = run.distinct([run.platform(name, hbm=hbm, dram=dram) for name in listed])
-        axes = dict(map(run.axis_values, varied or run.DEFAULT_AXES))
+        axes = run.axes_of(varied or run.DEFAULT_AXES)
         base = run.with_overrides(preset, overrides)
     with report.stoppable("the models") as stop, report.progress_bar("models") as update:
         swept = run.sweep(

@@ -5,6 +5,7 @@
 
 import contextlib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -90,11 +91,12 @@ def add_command(group: click.Group, function: Callable[..., None]) -> Callable[.
 def _check_outputs(given: Iterable[tuple[click.Parameter, Any]]) -> None:
     """Check that each result can be written, and is not what the command reads."""
     given = [(one, value) for one, value in given if value is not None]
-    inputs = {
-        str(one.name): value if isinstance(value, tuple) else (value,)
-        for one, value in given
-        if isinstance(value, tuple) or getattr(one.type, "is_read", False)
-    }
+    inputs: dict[str, Iterable[Path | str]] = {}
+    for one, value in given:
+        if isinstance(value, str):  # Such as a.yaml,b.yaml or calibrated:machine.json.
+            inputs[str(one.name)] = re.split("[,:]", value)
+        elif isinstance(value, tuple) or getattr(one.type, "is_read", False):
+            inputs[str(one.name)] = value if isinstance(value, tuple) else (value,)
     for one, value in given:
         if isinstance(one.type, OutputPath):
             one.type.check(value, inputs)

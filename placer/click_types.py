@@ -76,7 +76,7 @@ class OutputPath(InputPath):
             self.fail(f"{value} is a folder; name a file", param, ctx)
         return super().convert(value, param, ctx)
 
-    def check(self, path: Path, inputs: Mapping[str, tuple[Path | str, ...]]) -> None:
+    def check(self, path: Path, inputs: Mapping[str, Iterable[Path | str]]) -> None:
         """Raise PlacerError if the path cannot be written, or if the command reads it.
 
         `inputs` has what the command reads by parameter: files, folders with all files in them, and

@@ -94,6 +94,8 @@ def prices_of(text: str | None, machines: Sequence[str]) -> dict[str, float]:
     prices: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         name, _, value = (word.strip() for word in part.rpartition("="))
+        if name in prices:
+            raise click.UsageError(f"--price names {name!r} twice")
         try:
             prices[name] = float(value)
         except ValueError:
@@ -210,10 +212,14 @@ class ProblemOptions:
         return [*dict.fromkeys(filter(None, names))]
 
     def problem_on(
-        self, profile: placer.Profile, machine: str, hbm: str | None = None
+        self,
+        profile: placer.Profile,
+        growing: Mapping[str, Growing],
+        machine: str,
+        hbm: str | None = None,
     ) -> placer.Problem:
         """Return the problem on `machine`, one of `machines()`."""
-        return replace(self, topology=machine).problem(profile, hbm)
+        return replace(self, topology=machine).problem(profile, hbm, growing=growing)
 
     def problem(
         self,
@@ -273,39 +279,6 @@ class FollowingOptions(ProblemOptions):
 
         profile = with_tables_as_in(old, self.profile(), other_data)
         return self.problem(self.changed(profile), hbm, old)
-
-
-@dataclass(frozen=True, slots=True)
-class GrowingOptions:
-    """Options of tables that take any id."""
-
-    HEADING: ClassVar[str] = "Growing tables"
-
-    growing: tuple[str, ...] = option(
-        (),
-        "Let a table take any id: with N rows, with rows for a hit rate of P%, or with as many "
-        "rows as fit (auto, the default). lru evicts the id that was read longest ago; admit=N "
-        "gives an id a row at its Nth read; ttl=N takes it back after N steps without a read.",
-        metavar="TABLE[=N|P%|auto][:lru][:admit=N][:ttl=N]",
-    )
-    miss_price: Any = option(
-        None,
-        "With --growing TABLE=auto: step time that 1% more hits is worth, such as 50us. Rows that "
-        "cost more step time than their hits are worth are left out.",
-        kind=Seconds(or_none=True),
-    )
-
-    def of(self, profile: placer.Profile) -> tuple[dict[str, Growing], list[str]]:
-        """Return the tables that grow, and the names of those whose capacity is to be chosen."""
-        from placer.profile.growing_tables import growing_of
-
-        with usage_errors("--growing"):
-            growing, chosen = growing_of(profile, self.growing)
-        if self.miss_price is not None and not chosen:
-            raise click.UsageError(
-                "--miss-price is for --growing TABLE=auto, which chooses capacities"
-            )
-        return growing, chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ from placer import Plan, Table
 from placer.errors import CheckpointError
 from placer.plan.fields import RowOrder
 from placer.storage import tensor_rows
+from placer.storage.manifest import latest
 from placer.storage.tensor_rows import TensorRows
 from placer.topology.topology import Topology
-from placer.training.checkpoint import Checkpoint, Position, latest, open_checkpoint
+from placer.training.checkpoint import Checkpoint, Position, open_checkpoint
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 STATE = {

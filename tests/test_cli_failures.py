@@ -141,12 +141,15 @@ def test_a_terminal_may_lack_characters(
 def test_what_a_command_reads_is_not_overwritten(workbench: Workbench, tmp_path: Path) -> None:
     folder = copytree(workbench.folder, tmp_path / "copy")
     plan, log, profile = (folder / name for name in ("plan.json", "log.tsv", "profile"))
+    machine = folder / "machine.yaml"
     before = files_of(folder)
     for line, file, words in (
         (["report", plan], plan, "it is what"),
         (["export", plan, "--to", "torchrec"], plan, "it is what"),
         (["export", "--plan", plan, "--to", "torchrec"], folder / "up" / ".." / plan.name, "it is"),
         (["plan", "--profile", profile], profile / "profile.json", f"it is in {profile}, which is"),
+        (["plan", "--profile", profile, "--topology", machine], machine, "it is what"),
+        (["plan", "--profile", profile, "--cost-model", f"calibrated:{plan}"], plan, "it is what"),
         (["merge", profile, profile], profile, "it is what"),
         (["profile", log, "--like", profile], profile, "it is what"),
     ):

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from cli_cases import COMMANDS, succeed
+from cli_cases import COMMANDS, Workbench, succeed
 
 import cost_models
 import solvers
@@ -35,12 +35,14 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.stdout.splitlines() == ["placer", *COMMANDS]
 
 
-def test_a_file_that_is_missing_is_said_before_torch_is_imported() -> None:
+def test_a_file_that_is_missing_is_said_before_torch_is_imported(workbench: Workbench) -> None:
     missing = (
         "simulate --batches 1 no.json",
         "train --data no.tsv no.json",
         "grow no.json new.json --checkpoint run -o larger",
         "pilot --profile no --data no.tsv",
+        f"export {workbench.plan} --to safetensors --checkpoint no -o no.safetensors",
+        f"grow {workbench.plan} {workbench.plan} --checkpoint no -o larger",
     )
     code = _HELP.replace(', "--help"', "").replace("exit_code == 0", "exit_code == 1")
     result = subprocess.run(

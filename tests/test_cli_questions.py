@@ -1,12 +1,15 @@
 """`placer diff`, `whatif`, `show --explain`, `simulate`; and `compare` over priced machines."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import Workbench, fail, invoke, misuse, succeed
 
 import placer
+from placer.growing import HitRate
 
 
 def test_diff(few_tables: Workbench, tmp_path: Path) -> None:
@@ -48,11 +51,54 @@ def test_whatif_without_a_plan_or_with_bad_options(few_tables: Workbench) -> Non
     assert "Invalid value for --hbm-steps: gpu:0 of '1xt4' would have 100 GiB" in too_much
 
 
+def test_questions_about_tables_that_grow(few_tables: Workbench, tmp_path: Path) -> None:
+    """They are about the tables that `plan` places: of few rows, which are not replicated."""
+    asked = "--batch-size", "8", "--format", "json", "--growing", "C3=5,C4=9"
+    profile = placer.Profile.load(few_tables.profile)
+    rates = HitRate(10, "lfu", 0.5), HitRate(100, "lfu", 0.9)
+    with_hit_rates = (replace(one, hit_rates=rates) for one in profile)
+    replace(profile, tables=tuple(with_hit_rates)).save(tmp_path / "profile")
+    of = "--profile", tmp_path / "profile", "--topology", few_tables.folder / "machine.yaml"
+
+    def asked_for(*command: str) -> dict[str, Any]:
+        return json.loads(succeed(*command, *of, *asked).stdout)
+
+    plan = asked_for("plan", "--solver", "greedy-cost")
+    assert [one["rows"] for one in plan["tables"] if one["table"] in ("C3", "C4")] == [6, 10]
+    (row,) = asked_for("compare", "--solvers", "greedy-cost")["comparison"]
+    (machine,) = asked_for("fleet")["fleet"]
+    what = asked_for("whatif")
+    assert {one["step_time_s"] for one in (row, machine, what)} == {plan["step_time_s"]}
+    for command in ("compare", "fleet", "whatif"):
+        said = misuse(command, *of, "--growing", "C3:lru")
+        assert "--growing C3 lacks its rows: write C3=2000000 or C3=99%" in said
+
+
 def test_show_refuses_options_that_would_have_no_effect(few_tables: Workbench) -> None:
     for flag in (("--memory",), ("--explain", "C3"), ("--top", "3")):
         assert f"{flag[0]} does not go with a profile" in misuse("show", few_tables.profile, *flag)
     both = misuse("show", few_tables.plan, "--memory", "--explain", "C3")
     assert "--explain does not go with --memory" in both
+    explained = misuse("show", few_tables.plan, "--explain", "C3", "--top", "3")
+    assert "--top does not go with --explain" in explained
+
+
+def test_options_of_one_target_or_placement_are_refused_with_others(
+    few_tables: Workbench, tmp_path: Path
+) -> None:
+    export = "export", few_tables.plan, "--to", "hugectr", "-o", tmp_path / "x.json"
+    for flag, value in (("--module", "ebc"), ("--staged-as", "uva")):
+        said = misuse(*export, flag, value)
+        assert f"{flag} has no effect without --to torchrec or dynamicemb" in said
+    sweep = "sweep", "--placements", "gpu,cpu", "--parameter-servers", "4"
+    assert "--parameter-servers has no effect without the placement remote" in misuse(*sweep)
+
+
+def test_what_is_given_twice_is_not_counted_twice(few_tables: Workbench) -> None:
+    again = few_tables.profile / ".." / few_tables.profile.name
+    assert "is given twice" in misuse("merge", few_tables.profile, again)
+    fleet = "fleet", "--profile", few_tables.profile, "--topology", "1xt4"
+    assert "names 't4' twice" in misuse(*fleet, "--price", "t4=1,t4=2")
 
 
 def test_a_schema_alone_refuses_how_to_count(few_tables: Workbench, tmp_path: Path) -> None:
@@ -95,6 +141,26 @@ def test_compare_over_priced_machines(few_tables: Workbench) -> None:
         assert wrong.exit_code == 2
         assert "--price" in wrong.stderr
     assert wrong.stdout == ""
+
+
+def test_machines_in_files_are_called_as_the_files(few_tables: Workbench, tmp_path: Path) -> None:
+    """Both are called 2xt4 in the files; the second one is slower."""
+    names = [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
+    for name in names:
+        succeed("topology", "2xt4", "--hbm", "1GiB", "-o", name)
+    text = Path(names[1]).read_text()
+    assert "launch_s: 5.0e-06" in text
+    Path(names[1]).write_text(text.replace("launch_s: 5.0e-06", "launch_s: 9.0e-06"))
+    arguments = (
+        "compare", "--profile", few_tables.profile, "--topology", ",".join(names),
+        "--solvers", "greedy-size", "--batch-size", "64",
+    )  # fmt: skip
+    rows = json.loads(succeed(*arguments, "--format", "json").stdout)["comparison"]
+    assert [row["topology"] for row in rows] == names
+    assert rows[0]["step_time_s"] < rows[1]["step_time_s"]
+    assert [row["ratio_to_best"] for row in rows] == [1, 1]
+    refused = json.loads(succeed(*arguments, "--hbm", "1GiB,99GiB", "--format", "json").stdout)
+    assert {row["topology"] for row in refused["comparison"]} == set(names)
 
 
 @pytest.mark.slow

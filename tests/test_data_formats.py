@@ -451,3 +451,13 @@ def test_a_known_word_beside_codes_is_no_header(tmp_path: Path) -> None:
     """Names of columns begin with letters, so that the first line is a sample."""
     (tmp_path / "log.csv").write_text("item,7f3a\nshop,9c2e\nbook,8d\n")
     assert open_log(tmp_path / "log.csv").tables == {"c0": 4, "c1": 4}
+
+
+@pytest.mark.parametrize(("line", "names"), [("user,,item", {"user", "item"}), ("u,,", None)])
+def test_a_column_without_a_name(tmp_path: Path, line: str, names: set[str] | None) -> None:
+    """Numbers below names show a header. Below no name they may be in a sample."""
+    rows = "1,2,7\n2,3,8\n" if names else "v,x,7\nw,y,8\n"
+    (tmp_path / "log.csv").write_text(f"{line}\n{rows}")
+    log = open_log(tmp_path / "log.csv")
+    assert set(log.tables) == (names or {"c0", "c1", "c2"})
+    assert not names or "left out: no name" in log.notes[0]

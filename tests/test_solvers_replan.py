@@ -384,6 +384,24 @@ def test_an_old_option_stays_if_others_of_its_kind_are_searched() -> None:
         assert [[shard.row_slice for shard in of] for of in kept.shards] == slices
 
 
+def test_tables_that_lost_their_gpus_are_placed_together_if_they_fit() -> None:
+    """If they do not, because a host has little memory, they are placed one by one."""
+    tables = [zipf_table(f"t{n}", 1000) for n in range(6)]
+    topology = machine(1, 2, hbm_bytes=1 << 17)
+    for few, expected, moves in ((False, [3, 3], 1), (True, [2, 4], 4)):
+        table_bytes = tables[0].table.total_bytes
+        has = table_bytes * 3 // 2 if few else 10 * table_bytes
+        hosts = [replace(topology.hosts[0], memory_bytes=has), *topology.hosts[1:]]
+        problem = problem_of(*tables, topology=replace(topology, hosts=tuple(hosts)))
+        instance, option = Instance(problem, MODEL), ShardingOption(cold="uva")
+        was = {n: OldTable(option, ((instance.shards(n, option)[0], "gpu:7"),)) for n in range(6)}
+        kept = old_assignment(instance, was, lambda _: ShardingOption())
+        assert kept is not None
+        assert [len(of) for of in kept.shards] == expected
+        assert kept.moves == moves
+        assert kept.fits_dram()
+
+
 def test_slices_stay_on_their_gpus() -> None:
     problem = problem_of(skewed("t", 90, 3), topology=machine(3))
     instance = Instance(problem, MODEL)

@@ -227,7 +227,8 @@ def test_a_classic_greedy_says_how_many_bytes_of_buffers_have_no_room() -> None:
     buffers = int(np.ceil(instance.curve(instance.whole(0), 0).hbm_bytes[0]))
     (shortage,) = end.shortages
     assert (shortage.device, shortage.resource) == ("gpu:1", "hbm")
-    assert shortage.short_bytes == 2 * buffers - room * 7 // 6
+    # Two bytes of each shard are kept free, for rounding.
+    assert shortage.short_bytes == 2 * buffers + 2 - room * 7 // 6
     assert f"have at most {format_bytes(room * 7 // 6 - buffers)} of HBM left" in end.detail
 
 
@@ -372,6 +373,19 @@ def test_a_shortage_beside_a_server_with_room_that_may_not_serve() -> None:
     assert result.termination.reason == "no_plan"
     assert "have at most 1 GiB of HBM left" in result.termination.detail
     assert result.termination.shortages[0].device == "host:0"
+
+
+def test_with_the_shortage_more_tables_that_stay_together_fit() -> None:
+    each = [zipf_table(f"t{n}", 1000, lookups=8.0) for n in range(5)]
+    rules = Constraints(together=(("t0", "t1"), ("t2", "t3")))
+    hbm_bytes, refused = 200_000, []
+    for _ in range(3):
+        problem = problem_of(*each, topology=machine(2, hbm_bytes=hbm_bytes))
+        result = GreedySize().solve(replace(problem, constraints=rules), Roofline(), Limits())
+        refused.append(result.termination.detail.partition(" of ")[0])
+        hbm_bytes += sum(shortage.short_bytes for shortage in result.termination.shortages)
+    assert refused[:2] == ["tables 't0', 't1'", "table 't4'"]
+    assert result.plan is not None
 
 
 @every_strategy

@@ -516,7 +516,7 @@ def test_axes_and_models() -> None:
     sizes = {name: one.profile().total_bytes / 1e9 for name, one in MODELS.items()}
     assert 10 < sizes["m2"] < 100
     assert 10 < sizes["m1"] < 100 < sizes["m3"] < 1000
-    for changes in (["pooling=1,2"], ["pooling"]):
+    for changes in (["pooling=1,2"], ["pooling"], ["pooling=1", "pooling=2"]):
         with pytest.raises(ProblemError, match="one value of pooling"):
             with_overrides("m1", changes)
     with pytest.raises(ProblemError, match="no model is called 'm9'; choose from suite"):
@@ -642,6 +642,9 @@ def test_budgets_and_bad_usage() -> None:
     assert "no placement is called 'moon'" in wrong.stderr
     assert "nothing called 'x' can be varied" in misuse("sweep", "--vary", "x=1")
     assert "named more than once" in misuse(*COMMAND, "--platform", "zion,zion")
+    asked = ("sweep", "--platform", "zion", "--placements", "cpu", "--format", "json")
+    twice = json.loads(succeed(*asked, "--vary", "sparse=4", "--vary", "sparse=8").stdout)
+    assert [point["sparse"] for point in twice["points"]] == [4, 8]
     assert "placer sweep --platform" in invoke("sweep", "--help").output
 
 

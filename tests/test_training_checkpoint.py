@@ -16,7 +16,8 @@ from placer import Plan
 from placer.errors import CheckpointError, PlacerError
 from placer.files.atomic import sha256_json
 from placer.files.locks import take_lock
-from placer.training.checkpoint import Checkpoint, Position, check_settings, latest, save, tidy
+from placer.storage.manifest import latest
+from placer.training.checkpoint import Checkpoint, Position, check_settings, save, tidy
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import train
 from placer.training.run import Progress

@@ -10,6 +10,7 @@ from cost_models.sweep.models_and_machines import (
     MODELS,
     Platform,
     Setting,
+    axes_of,
     axis_values,
     platform,
     with_overrides,
@@ -19,5 +20,6 @@ from cost_models.sweep.run import PARAMETER_SERVERS, Point, Sweep, distinct, swe
 
 __all__ = [
     "AXES", "DEFAULT_AXES", "MODELS", "PARAMETER_SERVERS", "PLACEMENTS", "Placement", "Platform",
-    "Point", "Setting", "Sweep", "axis_values", "distinct", "platform", "sweep", "with_overrides",
+    "Point", "Setting", "Sweep", "axes_of", "axis_values", "distinct", "platform", "sweep",
+    "with_overrides",
 ]  # fmt: skip

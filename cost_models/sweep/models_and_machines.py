@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -132,6 +132,18 @@ def axis_values(text: str) -> tuple[str, tuple[float, ...]]:
     return axis, tuple(dict.fromkeys(values))
 
 
+def axes_of(texts: Iterable[str]) -> dict[str, tuple[float, ...]]:
+    """Return the values of each axis; see `axis_values`. An axis may have values in several texts.
+
+    >>> axes_of(["sparse=4,8", "rows=1e6", "sparse=8,16"])
+    {'sparse': (4.0, 8.0, 16.0), 'rows': (1000000.0,)}
+    """
+    axes: dict[str, tuple[float, ...]] = {}
+    for axis, values in map(axis_values, texts):
+        axes[axis] = tuple(dict.fromkeys((*axes.get(axis, ()), *values)))
+    return axes
+
+
 def cases(
     base: Setting, axes: Mapping[str, Sequence[float]], *, grid: bool = False
 ) -> list[tuple[dict[str, float], Setting]]:
@@ -154,13 +166,13 @@ def with_overrides(model: str, changes: Sequence[str]) -> Setting:
     """
     if model not in MODELS:
         raise ProblemError(f"no model is called {model!r}; choose from {', '.join(MODELS)}")
-    setting = MODELS[model]
+    fixed: dict[str, float] = {}
     for text in changes:
         axis, values = axis_values(text)
-        if "=" not in text or len(values) != 1:
+        if "=" not in text or len(values) != 1 or axis in fixed:
             raise ProblemError(f"{text!r}: a model has one value of {axis}, such as {axis}=8")
-        setting = setting.with_values({axis: values[0]})
-    return setting
+        fixed[axis] = values[0]
+    return MODELS[model].with_values(fixed)
 
 
 _CPU_SERVERS = re.compile(r"(?:(?P<count>\d+)x)?cpu")

@@ -307,7 +307,7 @@ def _holds_bytes(file: str, size_bytes: int) -> bool:
 def _decisions(columns: Columns) -> list[str]:
     """Return messages for the user on the inferred roles of columns."""
     told = [one for one in columns.decisions if one.warns]
-    left_out = [f"{one.column} ({one.why})" for one in told if one.role == "ignore"]
+    left_out = [f"{one.column or 'no name'} ({one.why})" for one in told if one.role == "ignore"]
     notes = [f"left out: {listed(left_out)}"] if left_out else []
     notes += [f"{one.column} is {one.role}: {one.why}" for one in told if one.role != "ignore"]
     if columns.label is None and columns.decisions:

@@ -1,6 +1,8 @@
 """Describe a checkpoint, and its manifest: JSON that lists files, their sizes and SHA-256."""
 
 import json
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +12,11 @@ from pydantic import BaseModel, Field, ValidationError
 
 from placer.data.files.opening import FileIdentity
 from placer.errors import CheckpointError
-from placer.files.atomic import SEAL, FileRecord, HashedFile, sealed, sha256_file
+from placer.files.atomic import SEAL, FileRecord, HashedFile, is_name, sealed, sha256_file
 from placer.files.reading import LimitError, read_json
 from placer.growing.options import Growing
 from placer.tables import Table
+from placer.units import listed
 
 if TYPE_CHECKING:
     from placer.storage.tensor_rows import AnyTensor
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 MANIFEST = "checkpoint.json"
+_NAME = re.compile(r"step-(\d{12})")
+
+_logger = logging.getLogger(__name__)
 
 
 class RunData(BaseModel, extra="forbid", strict=True):
@@ -101,6 +107,57 @@ def check_sha256(path: Path, sha256: str) -> None:
         raise CheckpointError(
             f"{path} was altered: its SHA-256 is not the one that {MANIFEST} lists; {advice}"
         )
+
+
+def latest(path: Path) -> Path:
+    """Return `path` if it is a checkpoint, or the newest complete checkpoint in that folder.
+
+    Incomplete checkpoints are skipped with a warning in the log. Raises CheckpointError if the
+    folder has no complete checkpoint. The message says what is wrong with the newest one.
+    """
+    if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+        if not path.exists():
+            beside = listed([one.name for one in by_step(path.parent)]) or "none"
+            raise CheckpointError(f"there is no checkpoint {path}; {path.parent} has {beside}")
+        return path
+    problems: list[CheckpointError] = []
+    before, there = list[Path](), by_step(path)
+    while there != before:  # Beside a fast writer, all listed checkpoints may be gone by now.
+        for found in reversed(there):
+            try:
+                manifest_of(found)
+            except CheckpointError as error:
+                _logger.warning("passing over a checkpoint: %s", error)
+                problems.append(error)
+            else:
+                return found
+        before, there = there, by_step(path)
+    if problems:
+        raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
+    raise CheckpointError(f"there is no checkpoint in {path}")
+
+
+def manifest_of(path: Path) -> Manifest:
+    """Read a checkpoint's manifest; check that its files exist and have the listed sizes."""
+    file = path / MANIFEST
+    manifest = read_manifest(file)
+    unsafe = [name for name in manifest.files if not is_name(name)]
+    if unsafe:
+        raise CheckpointError(f"{file} names a file outside its folder: {unsafe[0]!r}")
+    named = _NAME.fullmatch(path.name)
+    if named and int(named[1]) != manifest.step:
+        raise CheckpointError(
+            f"{path} holds step {manifest.step}, and is named for step {int(named[1])}: a folder "
+            f"was renamed; name it step-{manifest.step:012d} again"
+        )
+    for name, entry in manifest.files.items():
+        check_size(path / name, entry.size_bytes)
+    return manifest
+
+
+def by_step(folder: Path) -> list[Path]:
+    """Return folders that look like checkpoints, by rising step."""
+    return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))
 
 
 WEIGHTS, STATES, KEYS = "embeddings", "embedding_optimizer", "key_maps"

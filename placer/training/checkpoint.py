@@ -6,8 +6,6 @@ name and becomes visible by one rename. docs/training.md describes its files.
 
 import contextlib
 import json
-import logging
-import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -18,7 +16,7 @@ from typing import Any
 
 from placer.errors import CheckpointError
 from placer.executor.embeddings import Embeddings
-from placer.files.atomic import FileRecord, StrPath, is_name
+from placer.files.atomic import FileRecord, StrPath
 from placer.files.folders import HiddenFolder
 from placer.files.locks import is_locked
 from placer.storage.checkpoint.dcp_reader import read_tensors
@@ -26,25 +24,20 @@ from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.table_blocks import Name, SavedTables
 from placer.storage.manifest import (
     KEYS,
-    MANIFEST,
     STATES,
     WEIGHTS,
     Checkpoint,
-    Manifest,
     Position,
+    by_step,
     check_sha256,
-    check_size,
-    read_manifest,
+    latest,
+    manifest_of,
     write_manifest,
 )
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import ALONE, Ranks
-from placer.units import listed
 
-_NAME = re.compile(r"step-(\d{12})")
 GROW = "`placer grow OLD NEW --checkpoint FOLDER -o FOLDER`"
-
-_logger = logging.getLogger(__name__)
 
 
 def save(
@@ -111,7 +104,7 @@ def tidy(folder: Path) -> None:
 
 
 def _remove_all_but(folder: Path, keep: int) -> None:
-    for old in _by_step(folder)[:-keep]:
+    for old in by_step(folder)[:-keep]:
         # Rename it first, so an interrupted removal does not look like a checkpoint.
         hidden = folder / f".{old.name}.partial"
         old.rename(hidden)
@@ -120,35 +113,7 @@ def _remove_all_but(folder: Path, keep: int) -> None:
 
 def exist(folder: Path) -> bool:
     """Return whether a folder holds checkpoints, complete or not."""
-    return bool(_by_step(folder))
-
-
-def latest(path: Path) -> Path:
-    """Return `path` if it is a checkpoint, or the newest complete checkpoint in that folder.
-
-    Incomplete checkpoints are skipped with a warning in the log. Raises CheckpointError if the
-    folder has no complete checkpoint. The message says what is wrong with the newest one.
-    """
-    if _NAME.fullmatch(path.name) or (path / MANIFEST).exists():
-        if not path.exists():
-            beside = listed([one.name for one in _by_step(path.parent)]) or "none"
-            raise CheckpointError(f"there is no checkpoint {path}; {path.parent} has {beside}")
-        return path
-    problems: list[CheckpointError] = []
-    before, there = list[Path](), _by_step(path)
-    while there != before:  # Beside a fast writer, all listed checkpoints may be gone by now.
-        for found in reversed(there):
-            try:
-                _manifest_of(found)
-            except CheckpointError as error:
-                _logger.warning("passing over a checkpoint: %s", error)
-                problems.append(error)
-            else:
-                return found
-        before, there = there, _by_step(path)
-    if problems:
-        raise CheckpointError(f"no checkpoint in {path} is complete: {problems[0]}")
-    raise CheckpointError(f"there is no checkpoint in {path}")
+    return bool(by_step(folder))
 
 
 def open_checkpoint(path: Path, ranks: Ranks = ALONE) -> Checkpoint:
@@ -215,7 +180,7 @@ def tables_of(embeddings: Embeddings) -> SavedTables:
 
 
 def _open(path: Path, verifies: bool) -> Checkpoint:
-    manifest = _manifest_of(path)
+    manifest = manifest_of(path)
     if verifies:
         for name, file in manifest.files.items():
             check_sha256(path / name, file.sha256)
@@ -295,26 +260,3 @@ def _differences(
 
 def _shown(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
-
-
-def _manifest_of(path: Path) -> Manifest:
-    """Read a checkpoint's manifest; check that its files exist and have the listed sizes."""
-    file = path / MANIFEST
-    manifest = read_manifest(file)
-    unsafe = [name for name in manifest.files if not is_name(name)]
-    if unsafe:
-        raise CheckpointError(f"{file} names a file outside its folder: {unsafe[0]!r}")
-    named = _NAME.fullmatch(path.name)
-    if named and int(named[1]) != manifest.step:
-        raise CheckpointError(
-            f"{path} holds step {manifest.step}, and is named for step {int(named[1])}: a folder "
-            f"was renamed; name it step-{manifest.step:012d} again"
-        )
-    for name, entry in manifest.files.items():
-        check_size(path / name, entry.size_bytes)
-    return manifest
-
-
-def _by_step(folder: Path) -> list[Path]:
-    """Return folders that look like checkpoints, by rising step."""
-    return sorted(path for path in folder.glob("step-*") if _NAME.fullmatch(path.name))

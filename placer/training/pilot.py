@@ -107,7 +107,8 @@ def pilot(
                     raise KeyboardInterrupt
                 if result.auc is None or result.log_loss is None:
                     raise PlacerError(
-                        "no held-out sample, or all of one label: give a longer log or --eval-data"
+                        "no held-out sample (of every tenth batch), or all of one label: lower "
+                        "--batch-size, give a longer log, or --eval-data"
                     )
                 results[at].append((result.auc, result.log_loss))
                 on_run(number * len(plans) + at + 1, seeds * len(plans))

@@ -1,6 +1,6 @@
 """Keep an old plan's sharding options and GPUs on a problem that has changed since."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,9 +8,11 @@ import numpy as np
 from cost_models import ShardingOption, TableShard
 from placer.errors import ProblemError
 from placer.plan.plan import Plan
-from solvers.model.assignment import Assignment
-from solvers.model.instance import Instance
+from solvers.model.assignment import Assignment, Change
+from solvers.model.instance import Block, Instance
+from solvers.model.knapsack import phases_at
 from solvers.model.read_plan import is_one_of, read_shards
+from solvers.model.shared_costs import total
 from solvers.search.moves import make, resharded
 
 
@@ -87,8 +89,8 @@ def old_assignment(
             new_tables.append(number)
     pairs, homeless = _housed(instance, homes)
     assignment = Assignment.of(instance, pairs, replicas)
-    for block in homeless:
-        assignment = assignment and _with_block(assignment, block)
+    if assignment and homeless:
+        assignment = _with_blocks(assignment, homeless)
     for number in new_tables:
         assignment = assignment and resharded(assignment, number, option_of_new(number))
     return assignment
@@ -138,19 +140,51 @@ def _kind(option: ShardingOption, rows: int) -> tuple[object, ...]:
     return (*sliced, replicated, option.cold, option.home, option.blocked)
 
 
-def _with_block(assignment: Assignment, block: tuple[TableShard, ...]) -> Assignment | None:
-    """Return the assignment with more shards on the allowed GPU that finishes first, with room."""
-    instance = assignment.instance
-    tables = {shard.table for shard in block}
-    gpus = [
-        gpu
-        for gpu in range(instance.gpus)
-        if all(instance.may_serve(shard, gpu) for shard in block)
-        and not any(shard.table in tables for shard in assignment.shards[gpu])
-    ]
-    for gpu in sorted(gpus, key=assignment.times_s.__getitem__):
+def _with_blocks(assignment: Assignment, blocks: Sequence[Block]) -> Assignment | None:
+    """Return the assignment with more shards, each on the GPU that finishes first, with room.
+
+    HBM is filled once for all blocks. If they do not fit then, it is filled more often.
+    """
+    changes = [_spread(assignment, blocks)] if len(blocks) > 1 else _ways(assignment, blocks[0])
+    for change in changes:
         changed = assignment.copy()
-        change = {gpu: sorted([*assignment.shards[gpu], *block])}
-        if make(changed, change, assignment.replicas, np.inf):
+        if change and make(changed, change, assignment.replicas, np.inf):
             return changed
-    return None
+    half = len(blocks) // 2
+    first = _with_blocks(assignment, blocks[:half]) if half else None
+    return first and _with_blocks(first, blocks[half:])
+
+
+def _ways(assignment: Assignment, block: Block) -> Iterator[Change]:
+    """Yield the block on each GPU that may serve it, the one that finishes first, first."""
+    for gpu in np.argsort(assignment.times_s, kind="stable").tolist():
+        if _may_add(assignment.instance, assignment.shards[gpu], block, gpu):
+            yield {gpu: sorted([*assignment.shards[gpu], *block])}
+
+
+def _spread(assignment: Assignment, blocks: Sequence[Block]) -> Change | None:
+    """Return all blocks on GPUs, by estimates of when these finish; None if one has no room."""
+    instance, sums = assignment.instance, assignment.sums.copy()
+    weights, hbm_bytes = instance.objective.weights, instance.hbm_bytes
+    time_s = phases_at(sums, hbm_bytes) @ weights
+    change: Change = {}
+    for block in blocks:
+        for gpu in np.argsort(time_s, kind="stable").tolist():
+            held = change.get(gpu, assignment.shards[gpu])
+            summed = sums[gpu] + total(instance, block, gpu)
+            phase_s = phases_at(summed, hbm_bytes[gpu])
+            if np.isfinite(phase_s).all() and _may_add(instance, held, block, gpu):
+                change[gpu] = [*held, *block]
+                sums[gpu], time_s[gpu] = summed, phase_s @ weights
+                break
+        else:
+            return None
+    return {gpu: sorted(shards) for gpu, shards in change.items()}
+
+
+def _may_add(instance: Instance, held: Sequence[TableShard], block: Block, gpu: int) -> bool:
+    """Return whether a GPU that holds some shards may serve a block of other tables, too."""
+    tables = {shard.table for shard in block}
+    return all(instance.may_serve(shard, gpu) for shard in block) and not any(
+        shard.table in tables for shard in held
+    )

@@ -13,9 +13,9 @@ from placer.plan.fields import Memory
 from placer.plan.memory import Shortage
 from placer.plan.plan import Plan
 from placer.tables import Table
-from placer.units import format_bytes
+from placer.units import format_bytes, listed
 from solvers.model.build_plan import build_plan
-from solvers.model.instance import Instance, Placement, TableShard
+from solvers.model.instance import Block, Instance, Placement, TableShard
 from solvers.result import Termination
 from solvers.strategies._base import Strategy
 from solvers.strategies._search import Search
@@ -63,7 +63,7 @@ class _ScoreGreedy(Strategy):
                     gpu = int(np.where(has_room, load, np.inf).argmin())
                     break
             if gpu < 0:
-                return _no_room(instance, block[0], may_serve, hbm, dram)
+                return _no_room(instance, block, own, may_serve, hbm, dram)
             hbm[gpu] -= np.ceil(needed_hbm[gpu])
             dram[instance.host_of_gpu[gpu]] -= needed_dram[gpu]
             load[gpu] += scores[number]
@@ -94,24 +94,35 @@ class _Ends(NamedTuple):
 
 
 def _no_room(
-    instance: Instance, shard: TableShard, may_serve: np.ndarray, hbm: np.ndarray, dram: np.ndarray
+    instance: Instance,
+    block: Block,
+    own: _Ends,
+    may_serve: np.ndarray,
+    hbm: np.ndarray,
+    dram: np.ndarray,
 ) -> Termination:
-    """Return the reason that a whole table finds no room in what is left of HBM and DRAM."""
-    topology, table = instance.problem.topology, instance.problem.profile.tables[shard.table].table
+    """Return the reason that a block finds no room in what is left of HBM and DRAM."""
+    topology = instance.problem.topology
+    tables = [instance.problem.profile.tables[shard.table].table for shard in block]
+    names = listed([repr(table.name) for table in tables], 4)
+    size = format_bytes(sum(table.total_bytes for table in tables))
     serving = np.flatnonzero(may_serve).tolist()
     gpus = [gpu for gpu in serving if instance.is_gpu(gpu)]
     host = int(max((instance.host_of_gpu[gpu] for gpu in serving), key=dram.__getitem__))
     resource: Memory = "dram"
-    device, what = topology.hosts[host].id, "one whole table"
-    short = float(instance.curve(shard, 0).dram_bytes[0]) - dram[host]
+    device, what = topology.hosts[host].id, "whole tables"
+    short = float(own.dram_bytes[0, 0]) - dram[host]
     if short <= 0 and gpus:
         gpu = max(gpus, key=hbm.__getitem__)
-        device, resource, what = topology.gpus[gpu].id, "hbm", "its buffers"
-        short = float(instance.curve(shard, gpu).hbm_bytes[0]) - hbm[gpu]
+        device, resource, what = topology.gpus[gpu].id, "hbm", "buffers"
+        short = float(own.hbm_bytes[instance.kind_of_gpu[gpu], 0]) + 2 * len(block) - hbm[gpu]
     most = hbm[: instance.gpus - instance.servers].max()
+    who = f"table {names} of {size} finds"
+    if len(block) > 1:
+        who = f"tables {names} of {size}, which stay together, find"
     return Termination(
         "no_plan",
-        detail=f"table {table.name!r} of {format_bytes(table.total_bytes)} finds no room: the GPUs "
+        detail=f"{who} no room: the GPUs "
         f"have at most {format_bytes(most)} of HBM left, the hosts {format_bytes(dram.max())} of "
         "DRAM, buffers included; whole-table greedies cannot divide it, `greedy-cost` can",
         shortages=(Shortage(device, resource, max(1, int(np.ceil(short))), what),),

@@ -19,9 +19,9 @@ def plan_file(tmp_path: Path) -> Path:
 
 def test_each_trainers_file(plan_file: Path) -> None:
     found = {}
-    for target in ("torchrec", "hugectr"):
+    for target, module in (("torchrec", ["--module", "m"]), ("hugectr", [])):
         file = plan_file.with_name(f"{target}.json")
-        said = succeed("export", str(plan_file), "--to", target, "--module", "m", "-o", str(file))
+        said = succeed("export", str(plan_file), "--to", target, *module, "-o", str(file))
         assert said.stdout == f"2 tables written to {file} for {target}\n"
         found[target] = json.loads(file.read_text())
     assert found["torchrec"]["plan"]["m"]["b"]["ranks"] == [1]

@@ -222,16 +222,16 @@ def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
         return False
     columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
     known = [[one for one in column if one and one not in nulls] for column in columns]
-    # An index that pandas wrote has no name, and neither has a column after a final separator.
-    names = [
-        name
-        for place, name in enumerate(named)
-        if name or (place and (place >= len(known) or known[place]))
-    ]
+    names = [name for name in named if name]
     if any(map(_is_number, names)) or not all(map(_ANY_NAME.match, names)):
         return False
-    if any(column and all(map(_is_number, column)) for column in known):
+    # An index that pandas wrote has no name, and neither has a column after a final separator.
+    unnamed = {place for place, name in enumerate(named) if place and not name}
+    numbers = {place for place, one in enumerate(known) if one and all(map(_is_number, one))}
+    if numbers - unnamed:
         return True
+    if any(place >= len(known) or known[place] for place in unnamed):
+        return False  # It may be a sample with a missing value.
     if any(name in column for name, column in zip(named, columns, strict=False) if name):
         return False
     if {name.lower() for name in named} & _KNOWN and all(one[0].isalpha() for one in names):
