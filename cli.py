@@ -26,7 +26,7 @@ import solvers
 from cost_models import report as cost_reports
 from placer import report
 from placer.click_options import Commands, add_command, refuse_others, refuse_without, spoken
-from placer.click_types import Choice, InputPath, LocalPath, Name, Number, OutputPath
+from placer.click_types import Choice, LocalPath, Name, Number, OutputPath
 from placer.data.layout import FORMATS
 from placer.data.options import LogOptions, TextOptions, dims_of, number_of
 from placer.errors import ProblemError, TopologyError
@@ -98,14 +98,12 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
-STORED, LOCAL, FILE, FOLDER = InputPath(), LocalPath(), OutputPath("file"), OutputPath("folder")
-LOCAL_FILE, IMAGE = OutputPath("file", is_local=True), OutputPath("file", (".png", ".pdf", ".svg"))
-HERE = OutputPath("folder", is_local=True)
-YAML = OutputPath("file", (".yaml", ".yml"))
+LOCAL, FILE, FOLDER = LocalPath(), OutputPath("file"), OutputPath("folder")
+IMAGE, YAML = OutputPath("file", (".png", ".pdf", ".svg")), OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem", kind=parse_bytes)
-PLAN = option(..., "The plan; or give it as PLAN.", "--plan", kind=STORED, positional=True)
-PROFILE = option(None, "Profile of the log; by default the plan's.", "--profile", kind=STORED)
+PLAN = option(..., "The plan; or give it as PLAN.", "--plan", kind=LOCAL, positional=True)
+PROFILE = option(None, "Profile of the log; by default the plan's.", "--profile", kind=LOCAL)
 PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER)
 PLAN_FILE = option(
     None, "File to write the plan to.", "-o --output", kind=OutputPath("file", follows="old_path")
@@ -124,7 +122,7 @@ def profile(
     log_format: Any = replace(shared.LOG_FORMAT, kind=_ANY_FORMAT),
     options: LogOptions = BUNDLE,
     infer: File = option(
-        None, "Write a schema of the log's columns to this file.", kind=LOCAL_FILE, metavar="FILE"
+        None, "Write a schema of the log's columns to this file.", kind=FILE, metavar="FILE"
     ),
     dims: Texts = option(
         (), "Columns of tables, 64 by default.", "--dim", kind=number_of, metavar="[TABLE=]N"
@@ -143,7 +141,7 @@ def profile(
     like: File = option(
         None,
         "Read the log as this profile did, with the same rows for ids.",
-        kind=STORED,
+        kind=LOCAL,
         metavar="PROFILE",
     ),
     folder: File = PROFILE_FOLDER,
@@ -227,7 +225,7 @@ def _written(what: str, file: File) -> str:
 
 @_command
 def merge(
-    profiles: Paths = argument(kind=STORED),
+    profiles: Paths = argument(kind=LOCAL),
     folder: File = PROFILE_FOLDER,
     output: Output = OUTPUT,
 ) -> None:
@@ -531,7 +529,7 @@ def show(
 @partial(_command, name="report")
 def report_command(
     path: Path = PLAN,
-    second: File = argument(None, STORED),
+    second: File = argument(None, LOCAL),
     asked: dict[str, Any] = options_of(page.Questions, "Parts of the page"),
     profile_path: File = PROFILE,
     model: str = shared.MODEL,
@@ -594,7 +592,7 @@ def verify(
 
 @partial(_command, name="diff")
 def diff_command(
-    old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
+    old: Path = argument(kind=LOCAL), new: Path = argument(kind=LOCAL), output: Output = OUTPUT
 ) -> None:
     """Show which rows move from one plan to another, where, and how long the machine takes.
 
@@ -886,8 +884,8 @@ def export(
 
 @_command
 def grow(
-    old: Path = argument(kind=STORED),
-    new: Path = argument(kind=STORED),
+    old: Path = argument(kind=LOCAL),
+    new: Path = argument(kind=LOCAL),
     checkpoint: Path = option(..., "Checkpoint of a run with OLD's tables.", kind=LOCAL),
     keep: Texts = option((), "TABLE=FILE: a file of the ids that stay, one a line."),
     folder: Path = option(..., "Folder to write the checkpoint to.", "-o --output", kind=FOLDER),
@@ -916,7 +914,7 @@ def grow(
 def calibrate(
     asked: trained.MeasureOptions = BUNDLE,
     output: Output = OUTPUT,
-    file: Path = option(..., "File to write the constants to.", "-o --output", kind=LOCAL_FILE),
+    file: Path = option(..., "File to write the constants to.", "-o --output", kind=FILE),
 ) -> None:
     """Measure how long embedding work takes on this machine, for --cost-model calibrated:FILE.
 
@@ -1008,7 +1006,7 @@ def demo(
     scale: float = option(0.05, "Size of that log's tables; 1 is as published.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
     time_limit: float = shared.TIME_LIMIT,
-    folder: Path = option(Path("demo"), "Folder for all results.", "-o --output", kind=HERE),
+    folder: Path = option(Path("demo"), "Folder for all results.", "-o --output", kind=FOLDER),
 ) -> None:
     """Profile a log, compare solvers, plan, and train with the plan, in a few minutes.
 

@@ -9,7 +9,6 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -18,7 +17,6 @@ import click
 from click.core import ParameterSource
 
 from placer.click_types import (
-    STAGING,
     Checked,
     Choice,
     LocalPath,
@@ -232,8 +230,7 @@ def add_command(
                 one.type.check(options[str(one.name)])
                 inputs = _inputs(parameters, options, one.type.follows)
                 one.type.check_inputs(options[str(one.name)], inputs)
-        with context.meta.get(STAGING) or nullcontext():
-            called(function, {at: options[str(one.name)] for at, one in made.items()})
+        called(function, {at: options[str(one.name)] for at, one in made.items()})
 
     text = inspect.cleandoc(function.__doc__ or "").replace("{presets}", preset_help())
     named = name or function.__name__.replace("_", "-")

@@ -12,35 +12,25 @@ from typing import Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
+from placer.data.files.stores import COPY_THERE, here
 from placer.errors import PlacerError, did_you_mean
 from placer.files.atomic import check_place
 from placer.units import parse_seconds
-
-STAGING = "placer.staging"
-"""Key of the `Staging` in a command's context."""
-
-
-def _staging(context: click.Context | None) -> Any:
-    """Return the command's `placer.data.files.staging.Staging`, and make it if needed."""
-    from placer.data.files.staging import Staging
-
-    context = context or click.get_current_context()
-    if STAGING not in context.meta:
-        context.meta[STAGING] = Staging()
-        context.call_on_close(context.meta[STAGING].close)
-    return context.meta[STAGING]
 
 
 class LocalPath(click.Path):
     """A file or folder to read on this machine."""
 
+    fix = "copy it here first"
+
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            scheme = value.partition("://")[0]
-            self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
+        try:
+            value = here(value, self.fix)
+        except PlacerError as error:
+            self.fail(str(error), param, ctx)
         if value == "":  # An unset shell variable. "" would be the working folder.
             self.fail("the path is empty", param, ctx)
         if isinstance(value, str) and "\0" in value:
@@ -57,40 +47,29 @@ class LocalPath(click.Path):
                 self.fail(f"{str(value)[:40]}... is too long for the name of a file")
 
 
-class InputPath(LocalPath):
-    """A plan, a profile or a small file to read, by a path on this machine or a store's URI."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value:
-            return _staging(ctx).input(value)
-        return super().convert(value, param, ctx)
-
-
 class OutputPath(LocalPath):
     """A path to write a result to. Before the command's work, `check` tests if it can be written.
 
     `what` says whether it is a file or a folder. The name must have one of the `endings`, if any.
-    Results may go to a URI of a store, and are sent at the command's end, unless `is_local`.
     `makes_folders`: missing parents are made. `follows` names the parameter of the one input that
     the result may overwrite, such as the old plan of a replan.
     """
+
+    fix = COPY_THERE
 
     def __init__(
         self,
         what: Literal["file", "folder"],
         endings: tuple[str, ...] = (),
-        is_local: bool = False,
         makes_folders: bool = False,
         follows: str = "",
     ) -> None:
         super().__init__()
         self.follows = follows
         self._what, self._endings = what, endings
-        self._is_local, self._makes_folders = is_local, makes_folders
+        self._makes_folders = makes_folders
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "://" in value and not self._is_local:
-            return _staging(ctx).output(value)
         if self._what == "file" and str(value).endswith("/"):
             self.fail(f"{value} is a folder; name a file", param, ctx)
         return super().convert(value, param, ctx)
@@ -102,8 +81,7 @@ class OutputPath(LocalPath):
         """Refuse a path that cannot be written; see `check_place`."""
         if self._endings and path.suffix.lower() not in self._endings:
             raise PlacerError(f"cannot write {path}: end its name in {' or '.join(self._endings)}")
-        if not getattr(path, "uri", ""):
-            check_place(path, self._what, self._makes_folders)
+        check_place(path, self._what, self._makes_folders)
 
     def check_inputs(self, path: Path, inputs: Iterable[Path | str]) -> None:
         """Raise PlacerError if the command reads this file or folder.

@@ -285,6 +285,5 @@ def toml_value(value: Any) -> str:
         return repr(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    # A copy of a file on a store is named by its URI. TOML writes text as JSON, but for \x7f.
-    text = json.dumps(getattr(value, "uri", "") or str(value), ensure_ascii=False)
-    return text.replace("\x7f", "\\u007f")
+    # TOML writes text as JSON, but for \x7f.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

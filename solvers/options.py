@@ -14,7 +14,7 @@ import click
 
 import cost_models
 import placer
-from placer.click_types import Choice, InputPath, LocalPath, Name, Seconds, Suggested
+from placer.click_types import Choice, LocalPath, Name, Seconds, Suggested
 from placer.data.layout import FORMATS
 from placer.data.options import POOLING, poolings_of
 from placer.errors import PlacerError
@@ -160,7 +160,7 @@ class ProblemOptions:
     HEADING: ClassVar[str] = "Problem"
 
     profile_path: Path | None = option(
-        None, "Profile that `placer profile` wrote.", "--profile", kind=InputPath()
+        None, "Profile that `placer profile` wrote.", "--profile", kind=LocalPath()
     )
     workload: str | None = option(
         None, "Named workload instead; `placer workloads` lists them.", kind=_A_WORKLOAD

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import click
 
 from placer.click_options import refuse_without
-from placer.click_types import InputPath, Number, OutputPath, Seconds
+from placer.click_types import LocalPath, Number, OutputPath, Seconds
 from placer.data.options import TextOptions
 from placer.executor import Policy
 from placer.knobs import option, options_of
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from placer.profile.profile import Profile
     from placer.training.pilot import Candidate
 
-LOCAL_FILE = OutputPath("file", is_local=True)
-RUNS = OutputPath("folder", is_local=True, makes_folders=True)
+LOCAL_FILE = OutputPath("file")
+RUNS = OutputPath("folder", makes_folders=True)
 
 
 TRAIN_LOGS: Any = option(..., "Log file to train on; repeatable.", "--data")
@@ -131,7 +131,7 @@ class SimulateOptions:
         None,
         "Replay this plan, too, and show when changing to it pays off.",
         "--against",
-        kind=InputPath(),
+        kind=LocalPath(),
     )
 
     def check(self) -> None:
@@ -162,7 +162,7 @@ class SimulateOptions:
 class PilotOptions:
     """Options of `placer pilot`: its logs, and the types that it tries."""
 
-    profile_path: Path = option(..., "Profile of the log.", "--profile", kind=InputPath())
+    profile_path: Path = option(..., "Profile of the log.", "--profile", kind=LocalPath())
     logs: tuple[str, ...] = TRAIN_LOGS
     eval_logs: tuple[str, ...] = EVAL_LOGS
     log_format: Any = LOG_FORMAT
@@ -262,7 +262,7 @@ TRAINING = options_of(
     backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
     compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
 )
-TRAINING["drive"] = Path, replace(TRAINING["drive"][1], kind=OutputPath("folder", is_local=True))
+TRAINING["drive"] = Path, replace(TRAINING["drive"][1], kind=OutputPath("folder"))
 PILOT = options_of(
     TrainConfig,
     "Training",
