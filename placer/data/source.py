@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -141,6 +142,13 @@ class Source(ABC):
     # State of each file when reading began: a file that changes before the end is an error.
     before: Mapping[str, FileState] = MappingProxyType({})
     is_fixed: bool = False  # Whether the format fixes the columns.
+
+    @property
+    def of_ids_alone(self) -> "Source":
+        """The source without its label and numeric columns, for counting ids."""
+        other = copy(self)
+        other.columns = replace(self.columns, dense=(), label=None)
+        return other
 
     @abstractmethod
     def spans(self) -> Generator[Span]:
