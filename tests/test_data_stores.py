@@ -21,8 +21,9 @@ PLAN = plan_of(Table("t", 9, 8), in_hbm("t", (0, 9, 1), (0, 8)))
 def store() -> Iterator[fsspec.AbstractFileSystem]:
     """A store that is empty before and after."""
     system = fsspec.filesystem("memory")
+    system.store.clear()
     yield system
-    system.rm("/bucket", recursive=True)
+    system.store.clear()
 
 
 def test_plans_and_profiles_are_read_and_written_here() -> None:

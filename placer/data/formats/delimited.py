@@ -17,7 +17,6 @@ from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, check_column, check_columns, once, single
 from placer.data.formats.dialect import header_names, infer_dialect
-from placer.data.formats.plain import PlainText
 from placer.data.formats.text import Block, TextReader, head_lines, lone_return, record_ends
 from placer.data.formats.texts import GROUPED, split_lists, whole_type
 from placer.data.formats.values import wrong_id
@@ -68,7 +67,6 @@ class DelimitedSource(ColumnSource):
             self._known = known
             self._infer(schema, self._sampled(table, file, schema), as_text=True)
             self._read_words(table)
-        self._plain = PlainText(self.columns, self._named.missing)
         # Types of columns from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 
@@ -112,9 +110,6 @@ class DelimitedSource(ColumnSource):
         if block.header is not None:
             names = header_names(file, block.header, layout)
             _check_header_is_once(block, len(names))
-        plain = self._plain.batch(block, names)
-        if plain is not None:
-            return plain
         while True:
             try:
                 table = _table(
