@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from placer.data.files.stores import shown
 from placer.data.formats.columns import ARROW_TYPES, single
 from placer.data.formats.texts import ELIDED, GROUPED, THOUSANDS, separator_in, split_lists
 from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
@@ -219,10 +218,7 @@ def _numbers(
         values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
-        raise DataError(
-            f"{shown(place.file)}, from {place.unit} {place.first} on: column {name!r} is not "
-            f"numeric: {reason}"
-        ) from error
+        raise DataError(f"{place.of_all}: column {name!r} is not numeric: {reason}") from error
     return np.asarray(values, dtype=np.float32)
 
 
