@@ -97,15 +97,12 @@ Count = int | None
 Paths = tuple[Path, ...]
 Texts = tuple[str, ...]
 
-STORED, LOCAL = InputPath(), InputPath(is_local=True)
-FILE, FOLDER = OutputPath("file"), OutputPath("folder")
-LOCAL_FILE, IMAGE = OutputPath("file", is_local=True), OutputPath("file", (".png", ".pdf", ".svg"))
-HERE = OutputPath("folder", is_local=True)
-YAML = OutputPath("file", (".yaml", ".yml"))
+INPUT, FILE, FOLDER = InputPath(), OutputPath("file"), OutputPath("folder")
+IMAGE, YAML = OutputPath("file", (".png", ".pdf", ".svg")), OutputPath("file", (".yaml", ".yml"))
 OUTPUT = option("table", "Print the result in this format.", "--format")
 HBM = option(None, "Memory budget of each GPU, such as 8GiB.", heading="Problem", kind=parse_bytes)
-PLAN = option(None, "The plan; or give it as PLAN.", "--plan", kind=STORED)
-PROFILE = option(None, "Profile of the log; by default the plan's.", "--profile", kind=STORED)
+PLAN = option(None, "The plan; or give it as PLAN.", "--plan", kind=INPUT)
+PROFILE = option(None, "Profile of the log; by default the plan's.", "--profile", kind=INPUT)
 PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", kind=FOLDER)
 PLAN_FILE = option(
     None, "File to write the plan to.", "-o --output", kind=OutputPath("file", follows="old_path")
@@ -124,7 +121,7 @@ def profile(
     log_format: Any = replace(shared.LOG_FORMAT, kind=_ANY_FORMAT),
     options: LogOptions = BUNDLE,
     infer: File = option(
-        None, "Write a schema of the log's columns to this file.", kind=LOCAL_FILE, metavar="FILE"
+        None, "Write a schema of the log's columns to this file.", kind=FILE, metavar="FILE"
     ),
     dims: Texts = option(
         (), "Columns of tables, 64 by default.", "--dim", kind=number_of, metavar="[TABLE=]N"
@@ -143,7 +140,7 @@ def profile(
     like: File = option(
         None,
         "Read the log as this profile did, with the same rows for ids.",
-        kind=STORED,
+        kind=INPUT,
         metavar="PROFILE",
     ),
     folder: File = PROFILE_FOLDER,
@@ -227,7 +224,7 @@ def _written(what: str, file: File) -> str:
 
 @_command
 def merge(
-    profiles: Paths = argument(kind=STORED),
+    profiles: Paths = argument(kind=INPUT),
     folder: File = PROFILE_FOLDER,
     output: Output = OUTPUT,
 ) -> None:
@@ -503,7 +500,7 @@ def show(
 @_command
 def report_command(
     path: Path = PLAN,
-    second: File = argument(None, STORED),
+    second: File = argument(None, INPUT),
     profile_path: File = PROFILE,
     rules: File = shared.RULES,
     model: str = shared.MODEL,
@@ -572,7 +569,7 @@ def verify(
 
 @_command
 def diff_command(
-    old: Path = argument(kind=STORED), new: Path = argument(kind=STORED), output: Output = OUTPUT
+    old: Path = argument(kind=INPUT), new: Path = argument(kind=INPUT), output: Output = OUTPUT
 ) -> None:
     """Show which rows move from one plan to another, where, and how long the machine takes.
 
@@ -817,8 +814,8 @@ def simulate(
 def export(
     path: Path = PLAN,
     target: Target = option(..., "Trainer to write for, or form of a checkpoint's tables.", "--to"),
-    checkpoint: File = option(None, "Write the tables of this checkpoint.", kind=LOCAL),
-    since: File = option(None, "Write only changes since this checkpoint.", kind=LOCAL),
+    checkpoint: File = option(None, "Write the tables of this checkpoint.", kind=INPUT),
+    since: File = option(None, "Write only changes since this checkpoint.", kind=INPUT),
     with_optimizer: bool = option(False, "With --to safetensors: write optimizer state, too."),
     staged_as: StagedAs = option(None, "How TorchRec reads staged rows; it cannot stage."),
     module: str = option("", "Path of TorchRec's embedding module in the model.", metavar="PATH"),
@@ -872,9 +869,9 @@ def export(
 
 @_command
 def grow(
-    old: Path = argument(kind=STORED),
-    new: Path = argument(kind=STORED),
-    checkpoint: Path = option(..., "Checkpoint of a run with OLD's tables.", kind=LOCAL),
+    old: Path = argument(kind=INPUT),
+    new: Path = argument(kind=INPUT),
+    checkpoint: Path = option(..., "Checkpoint of a run with OLD's tables.", kind=INPUT),
     keep: Texts = option((), "TABLE=FILE: a file of the ids that stay, one a line."),
     folder: Path = option(..., "Folder to write the checkpoint to.", "-o --output", kind=FOLDER),
     output: Output = OUTPUT,
@@ -905,7 +902,7 @@ def grow(
 def calibrate(
     asked: trained.MeasureOptions = BUNDLE,
     output: Output = OUTPUT,
-    file: Path = option(..., "File to write the constants to.", "-o --output", kind=LOCAL_FILE),
+    file: Path = option(..., "File to write the constants to.", "-o --output", kind=FILE),
 ) -> None:
     """Measure how long embedding work takes on this machine, for --cost-model calibrated:FILE.
 
@@ -999,7 +996,7 @@ def demo(
     scale: float = option(0.05, "Size of that log's tables; 1 is as published.", kind=_SHARE),
     steps: int = option(60, "Training steps of the placed and of the unplaced model.", least=1),
     time_limit: float = shared.TIME_LIMIT,
-    folder: Path = option(Path("demo"), "Folder for all results.", "-o --output", kind=HERE),
+    folder: Path = option(Path("demo"), "Folder for all results.", "-o --output", kind=FOLDER),
 ) -> None:
     """Profile a log, compare solvers, plan, and train with the plan, in a few minutes.
 

@@ -13,7 +13,7 @@ from typing import Any, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from placer.click_types import STAGING, Checked, Choice, InputPath, Number, OutputPath, WholeNumber
+from placer.click_types import Checked, Choice, InputPath, Number, OutputPath, WholeNumber
 from placer.knobs import Option, choices_of, parameters_of
 from placer.report.failures import one_line_errors
 from placer.topology.presets import preset_help
@@ -79,8 +79,7 @@ def add_command(group: click.Group, function: Callable[..., None]) -> Callable[.
         for at, (hint, options) in made.items():
             own = {each: values[str(one.name)] for each, one in options.items()}
             arguments[at] = own[at] if at in own else hint(**own)
-        with click.get_current_context().meta.get(STAGING) or contextlib.nullcontext():
-            function(**arguments)
+        function(**arguments)
 
     text = inspect.cleandoc(function.__doc__ or "").replace("{presets}", preset_help())
     name = function.__name__.removesuffix("_command").replace("_", "-")

@@ -10,69 +10,53 @@ from typing import Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
+from placer.data.files.stores import COPY_THERE, here
 from placer.errors import PlacerError, did_you_mean
 from placer.files.atomic import check_place
 from placer.units import parse_seconds
 
-STAGING = "placer.staging"
-"""Key of the `Staging` in a command's context."""
-
 
 class InputPath(click.Path):
-    """A file or folder to read: by a path on this machine or, unless `is_local`, a store's URI."""
+    """A file or folder to read on this machine."""
 
-    is_read = True
+    is_read, fix = True, "copy it here first"
 
-    def __init__(self, is_local: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__(path_type=Path)
-        self._is_local = is_local
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        scheme, is_uri, _ = value.partition("://") if isinstance(value, str) else ("", "", "")
-        if is_uri and self._is_local:
-            self.fail(f"files at {scheme}:// cannot be used here; give a path of this machine")
-        if is_uri:
-            return self._staged(value, ctx or click.get_current_context())
+        try:
+            value = here(value, self.fix)
+        except PlacerError as error:
+            self.fail(str(error), param, ctx)
         if value == "":  # An unset shell variable. "" would be the working folder.
             self.fail("the path is empty", param, ctx)
         return super().convert(value, param, ctx)
-
-    def _staged(self, uri: str, context: click.Context) -> Path:
-        """Return the path of a copy on this machine, which the command's `Staging` makes."""
-        from placer.data.files.staging import Staging
-
-        if STAGING not in context.meta:
-            context.meta[STAGING] = Staging()
-            context.call_on_close(context.meta[STAGING].close)
-        staging: Staging = context.meta[STAGING]
-        return staging.input(uri) if self.is_read else staging.output(uri)
 
 
 class OutputPath(InputPath):
     """A path to write a result to. Before the command's work, `check` tests if it can be written.
 
     `what` says whether it is a file or a folder. The name must have one of the `endings`, if any.
-    A result at a store's URI is sent at the command's end. `makes_folders`: missing parents are
-    made. `follows` names the parameter of the one input that the result may overwrite, such as the
-    old plan of a replan.
+    `makes_folders`: missing parents are made. `follows` names the parameter of the one input that
+    the result may overwrite, such as the old plan of a replan.
     """
 
-    is_read = False
+    is_read, fix = False, COPY_THERE
 
     def __init__(
         self,
         what: Literal["file", "folder"],
         endings: tuple[str, ...] = (),
-        is_local: bool = False,
         makes_folders: bool = False,
         follows: str = "",
     ) -> None:
-        super().__init__(is_local)
+        super().__init__()
         self._what, self._endings = what, endings
         self._makes_folders, self._follows = makes_folders, follows
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if self._what == "file" and str(value).endswith("/") and "://" not in str(value):
+        if self._what == "file" and str(value).endswith("/"):
             self.fail(f"{value} is a folder; name a file", param, ctx)
         return super().convert(value, param, ctx)
 
@@ -84,8 +68,7 @@ class OutputPath(InputPath):
         """
         if self._endings and path.suffix.lower() not in self._endings:
             raise PlacerError(f"cannot write {path}: end its name in {' or '.join(self._endings)}")
-        if not getattr(path, "uri", ""):
-            check_place(path, self._what, self._makes_folders)
+        check_place(path, self._what, self._makes_folders)
         others = [one for at, several in inputs.items() if at != self._follows for one in several]
         for one in others if path.exists() else ():
             with contextlib.suppress(OSError, ValueError):  # A text that is no path.

@@ -65,7 +65,7 @@ RULES = option(
     None,
     "YAML or TOML file of rules: pins, tiers and groups of tables, memory to keep free.",
     "--constraints",
-    kind=InputPath(is_local=True),
+    kind=InputPath(),
     metavar="FILE",
 )
 

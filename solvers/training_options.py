@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from placer.profile.profile import Profile
     from placer.training.pilot import Candidate
 
-LOCAL_FILE = OutputPath("file", is_local=True)
-RUNS = OutputPath("folder", is_local=True, makes_folders=True)
+LOCAL_FILE = OutputPath("file")
+RUNS = OutputPath("folder", makes_folders=True)
 
 
 TRAIN_LOGS: Any = option(..., "Log file to train on; repeatable.", "--data")
@@ -261,7 +261,7 @@ TRAINING = options_of(
     backend=(str, option("auto", "Kernels that read and update rows.", kind=BACKEND)),
     compile=(bool, option(False, "Compile the MLPs with torch.compile.", "compiles --compile")),
 )
-for _name, _kind in {"drive": OutputPath("folder", is_local=True), "timeout_s": Seconds()}.items():
+for _name, _kind in {"drive": OutputPath("folder"), "timeout_s": Seconds()}.items():
     TRAINING[_name] = TRAINING[_name][0], replace(TRAINING[_name][1], kind=_kind)
 PILOT = options_of(
     TrainConfig,

@@ -191,7 +191,7 @@ def test_errors_name_the_place() -> None:
     ):
         profile_log(open_log(frame, rows={"user": 19_999}, ignore=["price"]))
     with pytest.raises(DataError, match=r"DataFrame of polars, from row 16384 on: column 'price'"):
-        profile_log(open_log(frame, dense=["price"]))
+        list(open_log(frame, dense=["price"]).chunks())
     refused("DataFrame of polars has no column 'item'", frame, sparse=["item"])
     refused("DataFrame of polars has no categorical column", frame, ignore=["user", "price"])
     refused("the Table of pyarrow is empty", LOG.slice(0, 0))

@@ -21,7 +21,6 @@ from cost_models import Roofline
 from placer import Feature, Plan, Problem, Profile, Shard, Table, Topology, apply_plan
 from placer.data import open_log
 from placer.data.files.opening import Unpacked
-from placer.data.files.staging import Staging
 from placer.data.formats.columnar import ParquetSource
 from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
 from placer.data.layout import NamedColumns
@@ -336,7 +335,6 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
         cursor.close()
         cursor.close()
     for closed in (
-        Staging(),
         HashedFile(tmp_path / "file"),
         Unpacked(io.BytesIO(b""), ".bz2"),
         ALONE,

@@ -161,9 +161,7 @@ class Encoding:
     @property
     def of_ids_alone(self) -> "Encoding":
         """The encoding without the label and numeric columns, for counting ids."""
-        # Criteo's format always reads its numeric columns.
-        dense = self.dense if self.layout.format == "criteo" else ()
-        return replace(self, dense=dense, label=None)
+        return replace(self, dense=(), label=None)
 
     @property
     def vocabularies(self) -> dict[str, Keys]:

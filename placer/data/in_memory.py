@@ -189,7 +189,7 @@ class ArrowSource(ColumnSource):
         named: NamedColumns | None = None,
         columns: Columns | None = None,
     ) -> None:
-        self._held, self.samples, self._was_read = batches, batches.samples, False
+        self._held, self.samples, self._was_read = batches, batches.samples, list[bool]()
         super().__init__((batches.name,), layout, named)
         schema = flat(plain_schema(batches.schema))
         if columns is None:
@@ -215,7 +215,7 @@ class ArrowSource(ColumnSource):
                 f"the {self._held.name} can be read once, and was; give a function that returns "
                 "a new one, or choose rows= and id_mapping= such that one pass is enough"
             )
-        self._was_read = True
+        self._was_read.append(True)  # In a list, as copies of the source read the same stream.
         name, row = self._held.name, 0
         names = outermost(self.columns.names, plain_schema(self._held.schema))
         batches = merged(self._held.read(names))

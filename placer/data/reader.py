@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from copy import copy
 from dataclasses import replace
 from importlib import import_module
 from itertools import count
@@ -68,7 +69,9 @@ class EncodedLog:
                 f"{first} has no feature {missing[0]!r}, which the encoding names; "
                 f"it has {', '.join(columns.sparse)}"
             )
-        if columns.dense != encoding.dense:
+        if not encoding.dense and encoding.label is None:
+            source = source.of_ids_alone  # Criteo's format has numeric columns nevertheless.
+        elif columns.dense != encoding.dense:
             raise DataError(
                 f"{first} has numeric columns {', '.join(columns.dense) or 'none'}, "
                 f"but the encoding names {', '.join(encoding.dense) or 'none'}"
@@ -94,6 +97,13 @@ class EncodedLog:
     def samples(self) -> int | None:
         """Number of samples of the log, None if it is unknown before reading."""
         return self.expected_samples if self.source.samples is None else self.source.samples
+
+    @property
+    def of_ids_alone(self) -> "EncodedLog":
+        """The log without its label and numeric columns, for counting ids."""
+        other = copy(self)
+        other.source = self.source.of_ids_alone
+        return other
 
     @property
     def description(self) -> str:

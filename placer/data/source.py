@@ -3,7 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -44,15 +45,17 @@ class Place:
     """File and place of consecutive samples."""
 
     file: str
-    first: int  # Number of the first sample's line, row or sample in the file.
-    unit: str = "row"  # What `first` counts: ``line`` (from 1), ``row`` or ``sample`` (from 0).
-    # Shape (samples,): the line of each sample. None if each sample takes one line.
-    lines: npt.NDArray[np.int64] | None = None
+    numbers: Sequence[int] | npt.NDArray[np.int64]  # Of each sample's line, row or sample.
+    unit: str = "row"  # What is numbered: ``line`` (from 1), ``row`` or ``sample`` (from 0).
 
     def of(self, sample: int) -> str:
         """Return the place of a sample, for a message."""
-        place = self.first + sample if self.lines is None else int(self.lines[sample])
-        return f"{shown(self.file)}, {self.unit} {place}"
+        return f"{shown(self.file)}, {self.unit} {self.numbers[sample]}"
+
+    @property
+    def of_all(self) -> str:
+        """The place of all samples, for a message."""
+        return f"{shown(self.file)}, from {self.unit} {self.numbers[0]} on"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,10 +73,8 @@ class RawBatch:
         stop = min(stop, self.samples)
         if start == 0 and stop == self.samples:
             return self
-        at = self.place
-        lines = None if at.lines is None else at.lines[start:stop]
         return RawBatch(
-            Place(at.file, at.first + start, at.unit, lines),
+            replace(self.place, numbers=self.place.numbers[start:stop]),
             samples=stop - start,
             features={name: bags.slice(start, stop) for name, bags in self.features.items()},
             dense=self.dense[start:stop],
@@ -141,6 +142,13 @@ class Source(ABC):
     # State of each file when reading began: a file that changes before the end is an error.
     before: Mapping[str, FileState] = MappingProxyType({})
     is_fixed: bool = False  # Whether the format fixes the columns.
+
+    @property
+    def of_ids_alone(self) -> "Source":
+        """The source without its label and numeric columns, for counting ids."""
+        other = copy(self)
+        other.columns = replace(self.columns, dense=(), label=None)
+        return other
 
     @abstractmethod
     def spans(self) -> Generator[Span]:

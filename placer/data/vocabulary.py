@@ -112,7 +112,7 @@ def build_vocabularies(
     distinct = {table: DistinctKeys() for table in feature_tables.values()}
     feature_count = len(feature_tables)
     start = 0
-    for batch in source.batches(_CHUNK_SAMPLES):
+    for batch in source.of_ids_alone.batches(_CHUNK_SAMPLES):
         for position, (feature, table) in enumerate(feature_tables.items()):
             bags = batch.features[feature]
             places = (start + samples_of(bags, batch.samples)) * feature_count + position
@@ -333,6 +333,7 @@ def _id_ranges(
     source: Source, features: Sequence[str]
 ) -> tuple[Mapping[str, tuple[int, int]], int]:
     """Return the smallest and largest id of integer features, 0 included; and samples."""
+    source = source.of_ids_alone
     integers = [name for name in features if not source.columns.is_text(name)]
     if not integers:
         return {}, source.samples or 0

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from placer.data.files.stores import uri_of
 from placer.data.options import TextOptions
-from placer.errors import PlacerError, PlanError, PlanMismatchError, ProfileError
+from placer.errors import PlacerError, PlanMismatchError, ProfileError
 from placer.plan.plan import Plan
 from placer.profile.file import JSON_NAME as PROFILE_JSON
 from placer.profile.growing_tables import with_growing
@@ -43,8 +42,8 @@ def profile_of(
         return _of_plan(plan, Profile.load(profile), other_data)
     name = plan.provenance.profile
     folder = file.resolve().parent / name
-    # Fetch nothing from an address in a file, because others may have written the file.
-    is_elsewhere = bool(uri_of(name)) or name.startswith(("//", "\\\\"))
+    # Look at no other machine: others may have written the file.
+    is_elsewhere = name.startswith(("//", "\\\\"))
     try:
         document = folder / PROFILE_JSON
         # `Path.exists` raises errors if a name is too long or invalid, as a file's may be.
@@ -54,11 +53,8 @@ def profile_of(
         if needed_for is None:
             return None
         why = f"{name!r} is not there" if name else "the plan names none"
-        if is_elsewhere:
-            why = f"{name!r} is not fetched, as a file names it"
         raise PlanMismatchError(
-            f"{needed_for} needs the profile that {file} was made from, and {why}; "
-            f"give --profile{f' {name}' if is_elsewhere else ''}"
+            f"{needed_for} needs the profile that {file} was made from, and {why}; give --profile"
         ) from error
     return _of_plan(plan, recorded or Profile.load(folder), other_data)
 
@@ -85,8 +81,8 @@ def open_log_of(
     if recorded is None or recorded.encoding is None:
         raise PlanMismatchError(
             f"reading {logs[0]} needs the id mapping that {file} was made with, and its profile "
-            f"{plan.provenance.profile!r} has none or is not there (nothing is fetched from an "
-            "address that a file names); give --profile"
+            f"{plan.provenance.profile!r} has none or is not there; "
+            "give --profile"
         )
     return open_as_profiled(recorded, logs, format, options, ids_alone=ids_alone)
 
@@ -205,8 +201,6 @@ def load_edited(file: Path) -> Plan:
     """Load a plan that somebody has edited and `placer.plan.file.seal` may seal."""
     from placer.plan.file import read  # not above: pydantic loads slowly
 
-    if uri := uri_of(file):
-        raise PlanError(f"{uri} is on a store; copy it here, seal it, and copy it back")
     return Plan(**read(file, edited=True))
 
 
@@ -214,14 +208,10 @@ def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:
     """Save a plan that names its profile; return that plan.
 
     A workload is named by its name, and a folder relative to the plan's folder, so that both can
-    move together. A profile on a store is named by its URI.
+    move together.
     """
     name = profile
-    if isinstance(profile, Path) and (uri := uri_of(profile)):
-        name = uri
-    elif isinstance(profile, Path) and uri_of(file):
-        name = profile.resolve()
-    elif isinstance(profile, Path):
+    if isinstance(profile, Path):
         name = os.path.relpath(profile.resolve(), file.resolve().parent)
     named = replace(plan, provenance=replace(plan.provenance, profile=str(name)))
     named.save(file)

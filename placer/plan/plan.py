@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.files.stores import uri_of
+from placer.data.files.stores import COPY_THERE, here
 from placer.dense import Dense
 from placer.errors import PlanError
 from placer.growing.options import Growing
@@ -121,37 +121,25 @@ class Plan(Summarized):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Plan":
-        """Read a plan and its row order, from a path or a URI of a store.
+        """Read a plan and its row order.
 
         Raises PlanError if the file is truncated, breaks the format or has a newer version, or its
         row order is missing or was altered.
         """
-        if uri_of(path) and isinstance(path, str):
-            from placer.data.files.staging import Staging
-
-            with Staging() as staging:
-                return cls.load(staging.input(path))
         from placer.plan import file  # not above: pydantic and safetensors load slowly
 
-        return cls(**file.read(path))
+        return cls(**file.read(here(path)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan and its row order atomically, to a path or a URI of a store.
+        """Write the plan and its row order atomically.
 
         If the plan names its profile by an absolute path, as solvers do, write the path relative to
-        the plan's folder, so that both can move together. On a store, the row order is sent before
-        the plan.
+        the plan's folder, so that both can move together.
         """
-        uri = uri_of(path)
-        if uri and isinstance(path, str):
-            from placer.data.files.staging import Staging
-
-            with Staging() as staging:
-                return self.save(staging.output(path))
         from placer.plan import file
 
-        named = self.provenance.profile
-        if not uri and Path(named).is_absolute():
+        path, named = here(path, COPY_THERE), self.provenance.profile
+        if Path(named).is_absolute():
             named = os.path.relpath(named, Path(path).resolve().parent)
         provenance = replace(self.provenance, profile=named)
         file.write(replace(self, provenance=provenance), path)

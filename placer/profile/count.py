@@ -256,6 +256,7 @@ def _unknown(log: Log, table: TableProfile) -> UnknownIds | None:
 
 def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:
     """Yield chunks to count, and for blocks that are left out, their size."""
+    log = log.of_ids_alone if isinstance(log, EncodedLog) else log
     if sample is None or sample == 1:
         yield from log.chunks(CHUNK_SAMPLES)
         return

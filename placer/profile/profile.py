@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from placer.data.files.stores import uri_of
+from placer.data.files.stores import COPY_THERE, here
 from placer.errors import ProfileError
 from placer.profile.locality import added
 from placer.profile.table_profile import TableProfile
@@ -40,8 +40,8 @@ class Profile(Summarized):
     encoding : Encoding or None
         How the log's columns became rows, so that a trainer can map ids the same way:
         ``open_log(paths, encoding=profile.encoding)``. None if rows were counted directly.
-    folder : Path, str or None
-        Folder or URI that the profile was loaded from. Plans name it; it is not saved.
+    folder : Path or None
+        Folder that the profile was loaded from. Plans name it; it is not saved.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class Profile(Summarized):
     sampling: float = 1.0
     source: str = ""
     encoding: "Encoding | None" = None
-    folder: Path | str | None = None
+    folder: Path | None = None
 
     def __post_init__(self) -> None:
         names = [table.name for table in self.tables]
@@ -183,39 +183,25 @@ class Profile(Summarized):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Profile":
-        """Load a saved profile from a path or a URI such as ``s3://bucket/profile``.
+        """Load a saved profile.
 
         Raises ProfileError if a file is missing, cut short, altered or of a newer version.
         """
-        uri = uri_of(path)
-        if uri and isinstance(path, str):
-            from placer.data.files.staging import Staging
-
-            with Staging() as staging:
-                return cls.load(staging.input(path))
         from placer.profile import file  # Imported late: pyarrow loads slowly.
 
-        here = Path(path).resolve()  # The profile's folder, or its JSON.
-        folder = here if here.is_dir() else here.parent
-        return replace(cls(**file.read(path)), folder=uri or folder)
+        place = Path(here(path)).resolve()  # The profile's folder, or its JSON.
+        folder = place if place.is_dir() else place.parent
+        return replace(cls(**file.read(here(path))), folder=folder)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically.
-
-        The path may be a URI. Then ``profile.json`` is sent last.
-        """
-        if uri_of(path) and isinstance(path, str):
-            from placer.data.files.staging import Staging
-
-            with Staging() as staging:
-                return self.save(staging.output(path))
+        """Write ``profile.json`` and a binary file of counts into the folder `path`, atomically."""
         from placer.profile import file
 
-        file.write(self, path)
+        file.write(self, here(path, COPY_THERE))
 
     @property
     def reference(self) -> str:
-        """The text by which plans name this profile: its folder or URI, or else its source."""
+        """The text by which plans name this profile: its folder, or else its source."""
         return self.source if self.folder is None else str(self.folder)
 
     def sampling_error(self, table: str, share: float = 0.5) -> float:

@@ -27,7 +27,6 @@ ALLOWED = {
     "placer/measurement/machine.py": "appends a line, drops one that is not whole, begins anew",
     "placer/measurement/measure.py": "a folder of temporary files",
     "placer/data/files/stores.py": "standard input, kept while it is read",
-    "placer/data/files/staging.py": "copies of what a store holds, in a temporary folder",
     "placer/data/formats/dlrm.py": "a compressed log, unpacked while it is read",
     "placer/report/failures.py": "the traceback of an error that was not expected",
     "placer/training/trace.py": "compresses into the temporary file of `replacing`",

@@ -49,23 +49,21 @@ def is_uri(file: str) -> bool:
     return _URI.match(file) is not None
 
 
-class StagedPath(type(Path())):  # type: ignore[misc]  # What Path makes on this system.
-    """The local copy of a file on a store. In messages it is shown as the file's URI."""
-
-    uri = ""
-
-    def __format__(self, spec: str) -> str:
-        return format(shown(self.uri) if self.uri else str(self), spec)
+COPY_THERE = "write it here, and copy it there"
 
 
-def uri_of(path: object) -> str:
-    """Return a path's URI, or that of its original, without credentials; else "".
+def here(path: AnyPath, fix: str = "copy it here first") -> str:
+    """Return a path of this machine. Raises PlacerError, which ends in `fix`, for a store's URI.
 
-    >>> uri_of("s3://key:secret@bucket/plan.json"), uri_of("plan.json")
-    ('s3://bucket/plan.json', '')
+    Only logs are read from stores: plans, profiles and other results are on this machine.
+
+    >>> here("file:///tmp/plan.json")
+    '/tmp/plan.json'
     """
-    uri = getattr(path, "uri", "") or str(path)
-    return shown(uri) if is_uri(uri) and scheme_of(uri) != "file" else ""
+    text = os.fspath(path)
+    if is_uri(text) and text.partition("://")[0].lower() != "file":
+        raise PlacerError(f"{shown(text)} is on a store: {fix}")
+    return local_path(text)
 
 
 def shown(file: str) -> str:

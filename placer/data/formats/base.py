@@ -118,7 +118,7 @@ class ColumnSource(Source):
 
         def read(file: str, row: int, batch: pa.RecordBatch, start: int, stop: int) -> RawBatch:
             part = batch.slice(start, min(stop - start, BATCH_ROWS))
-            return self.raw(part, Place(file, row + start))
+            return self.raw(part, Place(file, range(row + start, row + stop)))
 
         with closing(batches):
             for file, row, batch in batches:

@@ -17,13 +17,19 @@ from placer.data.files.stores import shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, check_column, check_columns, once, single
 from placer.data.formats.dialect import header_names, infer_dialect
-from placer.data.formats.plain import PlainText
-from placer.data.formats.text import Block, TextReader, head_lines, lone_return, record_ends
+from placer.data.formats.text import (
+    Block,
+    TextReader,
+    first_block,
+    head_lines,
+    lone_return,
+    record_ends,
+)
 from placer.data.formats.texts import GROUPED, split_lists, whole_type
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_text
 from placer.data.layout import CATEGORIES, DENSE, LABEL, Columns, IdType, Layout
-from placer.data.source import Place, RawBatch, Span
+from placer.data.source import RawBatch, Span
 from placer.errors import DataError
 
 _TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
@@ -68,7 +74,6 @@ class DelimitedSource(ColumnSource):
             self._known = known
             self._infer(schema, self._sampled(table, file, schema), as_text=True)
             self._read_words(table)
-        self._plain = PlainText(self.columns, self._named.missing)
         # Types of columns from the block on that had an id 7.0, or a number 1,484.20.
         self._read_as: dict[str, pa.DataType] = {}
 
@@ -112,14 +117,9 @@ class DelimitedSource(ColumnSource):
         if block.header is not None:
             names = header_names(file, block.header, layout)
             _check_header_is_once(block, len(names))
-        plain = self._plain.batch(block, names)
-        if plain is not None:
-            return plain
         while True:
             try:
-                table = _table(
-                    block.data, names, layout, self._types(names), block.place.lines is not None
-                )
+                table = _table(block, names, layout, self._types(names))
                 break
             except pa.ArrowInvalid as error:
                 ragged = lone_return(block) or _ragged(error, block, layout)
@@ -128,8 +128,8 @@ class DelimitedSource(ColumnSource):
                 self._note_floats(error, block, names)
         if table.num_rows != block.samples:
             raise lone_return(block) or DataError(
-                f"{shown(file)}, from line {block.place.first} on: quotes do not enclose "
-                "fields; say that they are plain characters (--no-quotes)"
+                f"{block.place.of_all}: quotes do not enclose fields; say that they are plain "
+                "characters (--no-quotes)"
             )
         return self.raw(table, block.place)
 
@@ -160,8 +160,7 @@ class DelimitedSource(ColumnSource):
         """
         match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
         if match is None or match[2] is None:
-            place = f"{shown(block.place.file)}, from line {block.place.first} on"
-            raise DataError(f"{place}: {error}") from error
+            raise DataError(f"{block.place.of_all}: {error}") from error
         name, value = names[int(match[1])], match[3]
         kind = self.columns.layout.types.get(name)
         whole = re.fullmatch(r"\s*-?[0-9]+\.0*\s*", value) is not None
@@ -184,27 +183,26 @@ class DelimitedSource(ColumnSource):
 
 
 def _table(
-    data: memoryview | bytes,
+    block: Block,
     names: Sequence[str],
     layout: Layout,
     types: Mapping[str, pa.DataType] | None,
-    multiline: bool,
 ) -> pa.Table:
     """Return lines as columns: those in `types`, or if None all, with types that Arrow infers."""
-    separator = layout.separator or ","
+    separator, data = layout.separator or ",", pa.py_buffer(block.data)
     if len(separator.encode()) > 1:
-        data = bytes(data).replace(separator.encode(), _UNIT.encode())
+        data = pa.py_buffer(bytes(data).replace(separator.encode(), _UNIT.encode()))
     return csv.read_csv(
-        pa.py_buffer(data),
+        data,
         # Messages need row numbers, which Arrow only counts with one thread.
         read_options=csv.ReadOptions(
-            column_names=list(names), use_threads=False, block_size=len(data) + 1
+            column_names=list(names), use_threads=False, block_size=data.size + 1
         ),
         parse_options=csv.ParseOptions(
             delimiter=_UNIT if len(separator.encode()) > 1 else separator,
             quote_char='"' if layout.quotes else False,
             # True makes Arrow parse twice.
-            newlines_in_values=multiline,
+            newlines_in_values=block.is_multiline,
             ignore_empty_lines=False,
         ),
         convert_options=csv.ConvertOptions(
@@ -220,7 +218,7 @@ def _table(
 
 def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
     """Return the first samples of a file, with inferred types and null for missing values."""
-    ends, newlines = record_ends(start, bool(layout.quotes))
+    ends = record_ends(start, bool(layout.quotes))[0]
     if layout.header and ends.size == 1:
         if start[int(ends[0]) :].strip():
             raise DataError(
@@ -230,20 +228,17 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
         raise DataError(f"{shown(file)} names columns and has no sample; a log needs one")
     if not ends.size:
         raise DataError(f"{shown(file)}: its first line does not end; is a quote not closed?")
-    start = start[: int(ends[-1])]
     names: Sequence[str] = layout.names
     if layout.header:
-        end = int(ends[0])
-        names, start = header_names(file, start[:end], layout), start[end:]
+        names = header_names(file, start[: int(ends[0])], layout)
     twice = sorted(set(names).difference(once(names)))
     if twice:
         raise DataError(
             f"{shown(file)} has more than one column {twice[0]!r}; rename one in its first line"
         )
-    first, multiline = int(bool(layout.header)), newlines is not None
-    block = Block(Place(file, 1 + first, "line"), None, memoryview(start), ends.size - first)
+    block = first_block(file, start, quotes=bool(layout.quotes), header=bool(layout.header))
     try:
-        guessed = _table(start, names, layout, None, multiline)
+        guessed = _table(block, names, layout, None)
         numbers = [
             field.name
             for field in guessed.schema
@@ -251,7 +246,7 @@ def _sample(file: str, start: bytes, layout: Layout) -> pa.Table:
         ]
         texts = guessed
         if numbers:
-            texts = _table(start, names, layout, dict.fromkeys(numbers, pa.binary()), multiline)
+            texts = _table(block, names, layout, dict.fromkeys(numbers, pa.binary()))
     except pa.ArrowInvalid as error:
         ragged = lone_return(block) or _ragged(error, block, layout)
         reason = str(error).splitlines()[0]
@@ -286,7 +281,7 @@ def _check_header_is_once(block: Block, fields: int) -> None:
     header, text = block.header or b"", bytes(block.data)  # Bytes are searched the fastest.
     start = 0 if text.startswith(header) else text.find(b"\n" + header) + 1
     if fields > 1 and (start or text.startswith(header)):
-        line = block.place.first + text.count(b"\n", 0, start)
+        line = block.place.numbers[0] + text.count(b"\n", 0, start)
         raise DataError(
             f"{shown(block.place.file)}, line {line} names the columns again; "
             "were files joined that each have a header? Remove it, or give the files one by one"
@@ -332,8 +327,7 @@ class InteractionsSource(ColumnSource):
             quotes=False,
             names=names,
         )
-        ends = record_ends(start, quotes=False)[0]
-        table = self._table(Block(Place(file, 1, "line"), None, memoryview(start), ends.size))
+        table = self._table(first_block(file, start))
         named, ignore = self._named, self._named.ignore
         self.columns = Columns(
             tuple(name for name in (named.sparse or names) if name not in ignore),
@@ -363,10 +357,9 @@ class InteractionsSource(ColumnSource):
 
     def _table(self, block: Block) -> pa.Table:
         """Return the lines of a block as two columns, users and items."""
-        ends = record_ends(block.data, quotes=False)[0]
-        offsets = pa.py_buffer(np.concatenate([[0], ends]))
+        offsets = pa.py_buffer(np.concatenate([[0], block.ends]))
         lines = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), ends.size, [None, offsets, pa.py_buffer(block.data)]
+            pa.large_binary(), block.samples, [None, offsets, pa.py_buffer(block.data)]
         )
         try:
             texts = pc.ascii_trim_whitespace(lines.cast(pa.large_string()))

@@ -71,7 +71,8 @@ def _read(file: str, tensors: _Tensors, start: int, stop: int) -> RawBatch:
         indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
         features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
     dense = np.empty((stop - start, 0), dtype=np.float32)
-    return RawBatch(Place(file, start, "sample"), stop - start, features, dense, None)
+    place = Place(file, range(start, stop), "sample")
+    return RawBatch(place, stop - start, features, dense, None)
 
 
 def _load(file: str) -> _Tensors:

@@ -14,11 +14,11 @@ import pyarrow.json as arrow_json
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, flat, pruned, single
-from placer.data.formats.text import Block, TextReader, head_lines, record_ends
+from placer.data.formats.text import Block, TextReader, first_block, head_lines
 from placer.data.formats.values import wrong_id
 from placer.data.keys import is_list, is_text
 from placer.data.layout import IdType
-from placer.data.source import Place, RawBatch, Span
+from placer.data.source import RawBatch, Span
 from placer.errors import DataError
 
 MOST_DEPTH = 1000
@@ -50,8 +50,7 @@ class JsonLinesSource(ColumnSource):
                 f"{shown(file)} has no object of JSON in each line; jq -c . FILE, or of an array "
                 "jq -c '.[]' FILE, writes one a line"
             )
-        lines = record_ends(start, quotes=False)[0].size
-        first = Block(Place(file, 1, "line"), None, memoryview(start), lines)
+        first = first_block(file, start)
         _check_depth(first)
         try:
             table = _with_whole_numbers(start)
@@ -113,8 +112,7 @@ def _check_depth(block: Block) -> None:
     opened = np.isin(text, np.frombuffer(b"{[", dtype=np.uint8)).astype(np.int32)
     opened -= np.isin(text, np.frombuffer(b"}]", dtype=np.uint8))
     depth = np.cumsum(opened)
-    starts = np.concatenate([[0], record_ends(block.data, quotes=False)[0]])
-    starts = starts[starts < text.size]
+    starts = np.concatenate([[0], block.ends[:-1]])
     deepest = np.maximum.reduceat(depth, starts) - np.where(starts, depth[starts - 1], 0)
     if deepest.max() > MOST_DEPTH:
         line = int(deepest.argmax())
@@ -168,10 +166,7 @@ def _unreadable(block: Block, error: Exception) -> DataError:
             f"{block.place.of(int(row))}: {name} is of type {now}, and was of type "
             f"{before} before; write its values alike"
         )
-    return DataError(
-        f"{shown(block.place.file)}, from line {block.place.first} on: no JSON lines: "
-        f"{first_line(error)}"
-    )
+    return DataError(f"{block.place.of_all}: no JSON lines: {first_line(error)}")
 
 
 def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError | None:

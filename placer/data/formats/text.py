@@ -1,9 +1,9 @@
 """Read text files as blocks of whole records: lines, or several lines joined by quotes."""
 
 import codecs
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import IO
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,12 @@ from placer.errors import DataError
 
 MOST_LINE_BYTES = 16 << 20
 """Longest line of a log."""
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 4 << 20
 HEAD_BYTES = 1 << 20
 """Bytes of a log's first file that are looked at to infer its columns."""
-_PIECE_BYTES = 96 << 10
-_NEWLINE, _RETURN, _QUOTE = ord("\n"), ord("\r"), ord('"')
+_NEWLINE, _RETURN, _QUOTE = b'\n\r"'
+
+_Bytes = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,10 +30,45 @@ class Block:
     place: Place
     header: bytes | None  # The file's first line if it names the columns.
     data: memoryview
-    samples: int
+    ends: _Bytes  # End of each record in the data, newline included.
+    is_multiline: bool  # Whether some record has several lines.
+
+    @property
+    def samples(self) -> int:
+        """Number of records."""
+        return self.ends.size
 
 
-Parse = Callable[[Block], RawBatch]
+def first_block(file: str, data: bytes, *, quotes: bool = False, header: bool = False) -> Block:
+    """Return the block of the first records of a file, whose bytes are `data`."""
+    ends, newlines = record_ends(data, quotes)
+    start, ends = (int(ends[0]), ends[1:]) if header else (0, ends)
+    return _block(file, 1, None, data, start, ends, newlines)
+
+
+def _block(
+    file: str,
+    line: int,
+    header: bytes | None,
+    data: bytes,
+    start: int,
+    ends: _Bytes,
+    newlines: _Bytes,
+) -> Block:
+    """Return the block of the records of `data` from `start` on; `line` is that of its first byte.
+
+    Raises DataError if a line is blank.
+    """
+    starts = np.concatenate([[start], ends])[:-1]
+    lines = line + np.searchsorted(newlines, starts)
+    # Arrow would take a blank line for a sample with all fields missing, or skip it.
+    text, lengths = np.frombuffer(data, dtype=np.uint8), ends - starts
+    blank = (lengths == 1) | ((lengths == 2) & (text[starts] == _RETURN))
+    if blank.any():
+        raise DataError(f"{shown(file)}, line {lines[blank.argmax()]} is blank; remove it")
+    is_multiline = newlines.size > ends.size + (start > 0)
+    part = memoryview(data)[start : int(ends[-1])]
+    return Block(Place(file, lines, "line"), header, part, ends - start, is_multiline)
 
 
 class TextReader:
@@ -45,202 +81,114 @@ class TextReader:
     def __init__(
         self,
         files: Sequence[str],
-        parse: Parse,
+        parse: Callable[[Block], RawBatch],
         *,
         check_header: Callable[[str, bytes], None] | None = None,
         quotes: bool = False,
     ) -> None:
         self._files, self._parse = files, parse
         self._check_header, self._quotes = check_header, quotes
-        # Bytes read: the block's records, then the beginning of the next. All blocks share this
-        # memory, as getting new pages from the system costs as much as reading into them.
-        self._buffer = bytearray()
-        self._size = 0
 
     def spans(self) -> Generator[Span]:
         """Yield the blocks of all files. A block that is skipped is never parsed."""
-        found_any = False
+        samples = 0
         for file in self._files:
-            header, end, line = None, 0, 1
-            with open_unpacked(file) as stream:
-                start = read_up_to(stream, len(codecs.BOM_UTF8), file)
-                start = start.removeprefix(codecs.BOM_UTF8)
-                self._buffer[: len(start)], self._size = start, len(start)
-                while True:
-                    records = self._next_records(stream, file, line, end)
-                    if not records.ends.size:
-                        break
-                    first = 0
-                    if self._check_header and header is None:
-                        header, first = bytes(records.data[: int(records.ends[0])]), 1
-                        self._check_header(file, header)
-                    found_any = found_any or first < records.ends.size
-                    yield records.span(first, header, self._parse)
-                    end, line = int(records.ends[-1]), records.line + records.lines
-            if len(self._files) == 1 and not found_any:
-                raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
+            for span in self._spans_of(file):
+                samples += span.samples
+                yield span
+        if not samples and len(self._files) == 1:
+            raise DataError(f"{shown(self._files[0])} is empty; a log needs at least one sample")
 
-    def _next_records(self, stream: IO[bytes], file: str, line: int, behind: int) -> "_Records":
-        """Drop the first `behind` bytes and read the next records; none at the file's end."""
-        self._size -= behind
-        self._buffer[: self._size] = self._buffer[behind : behind + self._size]
-        while True:
-            read = self._read_more(stream, file)
-            at_end = not read
-            if at_end and not self._buffer[: self._size].strip(b"\r\n"):
-                self._size = 0  # Blank lines that end a file are no samples.
-            if at_end and self._size and self._buffer[self._size - 1] != _NEWLINE:
-                # The last line of a file may lack its newline.
-                self._buffer[self._size], read = _NEWLINE, 1
-            self._size += read
-            ends, newlines = np.zeros(0, np.int64), None
-            if at_end or self._buffer.find(b"\n", self._size - read, self._size) >= 0:
-                text = memoryview(self._buffer)[: self._size]
-                ends, newlines = record_ends(text, self._quotes)
-                kept = _before_blank(self._buffer, int(ends[-1]) if ends.size else 0)
-                ends = ends[: np.searchsorted(ends, kept, side="right")]
-            if ends.size or at_end:
-                break
-            if self._size > MOST_LINE_BYTES:
-                raise self._too_long(file, line, 0)
-        end = int(ends[-1]) if ends.size else 0
-        if at_end and end < self._size:
-            raise self._too_long(file, line, end)
-        lines = ends if newlines is None else newlines[newlines < end]
-        return _Records(file, line, lines.size, memoryview(self._buffer)[:end], ends, newlines)
+    def _spans_of(self, file: str) -> Generator[Span]:
+        header, line, part = None, 1, b"."
+        with open_unpacked(file) as stream:
+            data = read_up_to(stream, len(codecs.BOM_UTF8), file).removeprefix(codecs.BOM_UTF8)
+            while part:
+                part = guarded(lambda: stream.read(BLOCK_BYTES), file)
+                # A last line may lack its newline. Blank lines behind it are no samples.
+                data = data + part if part else _without_blank_end(data)
+                ends, newlines = record_ends(data, self._quotes)
+                if ends.size and np.diff(ends[-2:], prepend=0)[-1] <= len(b"\r\n"):
+                    # Blank lines at the end of a block may end the file, too.
+                    kept = len(_without_blank_end(data[: int(ends[-1])]))
+                    ends = ends[: np.searchsorted(ends, kept) + 1] if kept else ends[:0]
+                end = int(ends[-1]) if ends.size else 0
+                newlines = newlines[newlines < end]
+                start = 0
+                if ends.size and self._check_header and header is None:
+                    start, ends = int(ends[0]), ends[1:]
+                    header = data[:start]
+                    self._check_header(file, header)
+                if ends.size:
+                    block = partial(_block, file, line, header, data, start, ends, newlines)
+                    yield self._span(ends.size, block)
+                data, line = data[end:], line + newlines.size
+                if len(data) > MOST_LINE_BYTES or (data and not part):
+                    raise self._too_long(file, line, data)
 
-    def _read_more(self, stream: IO[bytes], file: str) -> int:
-        """Append a block to the buffer; return the number of bytes, 0 at the file's end."""
-        start = self._size
-        if len(self._buffer) <= start + BLOCK_BYTES:  # One more for a newline.
-            room = bytearray(2 * start + BLOCK_BYTES + 1)
-            room[:start] = memoryview(self._buffer)[:start]
-            self._buffer = room
-        free = memoryview(self._buffer)[start : start + BLOCK_BYTES]
-        return guarded(lambda: int(stream.readinto(free)), file)  # type: ignore[attr-defined]
+    def _span(self, samples: int, block: Callable[[], Block]) -> Span:
+        """Return a block as a span, which is parsed when it is first read."""
+        parsed = cache(lambda: self._parse(block()))
+        return Span(samples, lambda start, stop: parsed().slice(start, stop))
 
-    def _too_long(self, file: str, line: int, start: int) -> DataError:
-        """Return an error for a line without an end that begins at `start` in the buffer."""
-        line += self._buffer.count(b"\n", 0, start)
-        if self._quotes and self._buffer.find(b'"', start, self._size) >= 0:
+    def _too_long(self, file: str, line: int, data: bytes) -> DataError:
+        """Return an error for a line without an end."""
+        if self._quotes and _QUOTE in data:
             return DataError(
                 f"{shown(file)}, line {line} opens a quote that nothing closes; close it, "
                 "or say that quotes are plain characters (--no-quotes)"
             )
-        return DataError(
-            f"{shown(file)}, line {line} has more than {MOST_LINE_BYTES} bytes, "
-            "which no sample has; is it a log?"
-        )
+        return _too_long(file, line)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Records:
-    """Consecutive records of a file, in memory."""
-
-    file: str
-    line: int  # Number of the first line.
-    lines: int  # Number of lines.
-    data: memoryview
-    ends: npt.NDArray[np.int64]  # End of each record, newline included.
-    newlines: npt.NDArray[np.int64] | None  # None if each record is one line.
-
-    def span(self, first: int, header: bytes | None, parse: Parse) -> Span:
-        """Return the records from `first` on as a span, parsed when it is first read."""
-        parsed: RawBatch | None = None
-
-        def read(start: int, stop: int) -> RawBatch:
-            nonlocal parsed
-            if parsed is None:
-                parsed = parse(self._block(first + start, header))
-            # Parsing began at the record that was read first.
-            before = self.ends.size - first - parsed.samples
-            return parsed.slice(start - before, stop - before)
-
-        return Span(self.ends.size - first, read)
-
-    def _block(self, first: int, header: bytes | None) -> Block:
-        start = int(self.ends[first - 1]) if first else 0
-        ends, line, lines = self.ends[first:], self.line + first, None
-        if self.newlines is not None:
-            starts = np.concatenate([[start], ends[:-1]])
-            lines = self.line + np.searchsorted(self.newlines, starts)
-            line = int(lines[0])
-        # Arrow would take a blank line for a sample with all fields missing, or skip it.
-        lengths = np.diff(ends, prepend=start)
-        text = np.frombuffer(self.data, dtype=np.uint8)
-        blank = (lengths == 1) | ((lengths == 2) & (text[ends - lengths] == _RETURN))
-        if blank.any():
-            record = int(np.argmax(blank))
-            line = line + record if lines is None else int(lines[record])
-            raise DataError(f"{shown(self.file)}, line {line} is blank; remove it")
-        return Block(Place(self.file, line, "line", lines), header, self.data[start:], ends.size)
+def _too_long(file: str, line: int) -> DataError:
+    return DataError(
+        f"{shown(file)}, line {line} has more than {MOST_LINE_BYTES} bytes, which no sample has; "
+        "is it a log?"
+    )
 
 
-def _before_blank(buffer: bytearray, end: int) -> int:
-    """Return the end of a block of lines without the blank lines at its end."""
-    start = end
-    while start and buffer[start - 1] in (_NEWLINE, _RETURN):
-        start -= 1
-    return buffer.find(b"\n", start, end) + 1 if start else 0
+def _without_blank_end(text: bytes) -> bytes:
+    """Return text that ends with the newline of its last line that is not blank, if any."""
+    text = text.rstrip(b"\r\n")
+    return text + b"\n" if text else b""
 
 
-def pieces(text: npt.NDArray[np.uint8]) -> Iterator[tuple[int, npt.NDArray[np.uint8]]]:
-    """Yield places and parts of a block. A part and its temporary arrays fit a CPU cache."""
-    for first in range(0, text.size, _PIECE_BYTES):
-        yield first, text[first : first + _PIECE_BYTES]
+def record_ends(text: bytes, quotes: bool) -> tuple[_Bytes, _Bytes]:
+    """Return the ends of records, and the places of newlines.
 
-
-def record_ends(
-    block: bytes | memoryview, quotes: bool
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return ends of records, and places of newlines if some record has several, else None.
-
-    >>> record_ends(b'1,"a\\nb"\\n2,c\\n', quotes=True)
+    >>> record_ends(b'1,"a\\nb"\\n2,c\\n3', quotes=True)
     (array([ 8, 12]), array([ 4,  7, 11]))
-    >>> record_ends(b"1,a\\n2", quotes=True)
-    (array([4]), None)
     """
-    text = np.frombuffer(block, dtype=np.uint8)
-    found = [np.flatnonzero(piece == _NEWLINE) + first for first, piece in pieces(text)]
-    newlines = np.concatenate([np.zeros(0, np.int64), *found])
-    if not quotes or not (text == _QUOTE).any():
-        return newlines + 1, None
+    found = np.frombuffer(text, dtype=np.uint8)
+    newlines = np.flatnonzero(found == _NEWLINE)
+    if not quotes or _QUOTE not in text:
+        return newlines + 1, newlines
     # A newline ends a record unless a quote is open. Quotes within quotes are doubled.
-    opened = np.searchsorted(np.flatnonzero(text == _QUOTE), newlines) % 2 == 1
-    if not opened.any():
-        return newlines + 1, None
+    opened = np.searchsorted(np.flatnonzero(found == _QUOTE), newlines) % 2 == 1
     return newlines[~opened] + 1, newlines
 
 
 def head_lines(file: str) -> bytes:
     """Return whole lines at the beginning of a file; a last line without newline gets one."""
-    start = head(file, HEAD_BYTES)
-    is_whole = len(start) < HEAD_BYTES
-    start = start.removeprefix(codecs.BOM_UTF8)
-    if not start:
-        raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
-    if start.startswith((b"PAR1", b"ARROW1")):
-        raise DataError(
-            f"{shown(file)} is Parquet or Arrow, and no text; name its format (--log-format, or "
-            "format in a schema)"
-        )
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(
-            f"{shown(file)} is text in UTF-16; write it in UTF-8 (iconv -f UTF-16 -t UTF-8)"
-        )
-    if is_whole:
-        return start if start.endswith(b"\n") else start + b"\n"
-    if b"\n" not in start:
-        start = head(file, MOST_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
-    end = start.rfind(b"\n") + 1
-    if not end and len(start) < MOST_LINE_BYTES:
-        return start + b"\n"
-    if not end:
-        raise DataError(
-            f"{shown(file)}, line 1 has more than {MOST_LINE_BYTES} bytes, "
-            "which no sample has; is it a log?"
-        )
-    return start[:end]
+    for most_bytes in (HEAD_BYTES, MOST_LINE_BYTES):
+        start = head(file, most_bytes)
+        whole = len(start) < most_bytes
+        start = start.removeprefix(codecs.BOM_UTF8)
+        if not start.strip(b"\r\n"):
+            raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
+        if start.startswith((b"PAR1", b"ARROW1")):
+            raise DataError(
+                f"{shown(file)} is Parquet or Arrow, and no text; name its format (--log-format, "
+                "or format in a schema)"
+            )
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise DataError(
+                f"{shown(file)} is text in UTF-16; write it in UTF-8 (iconv -f UTF-16 -t UTF-8)"
+            )
+        if whole or b"\n" in start:
+            return _without_blank_end(start if whole else start[: start.rfind(b"\n")])
+    raise _too_long(file, 1)
 
 
 def lone_return(block: Block) -> DataError | None:
@@ -251,7 +199,7 @@ def lone_return(block: Block) -> DataError | None:
     lone = returns[text[np.minimum(returns + 1, text.size - 1)] != _NEWLINE]
     if not lone.size:
         return None
-    line = block.place.first + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
+    line = block.place.numbers[0] + int(np.count_nonzero(text[: lone[0]] == _NEWLINE))
     return DataError(
         f"{shown(block.place.file)}, line {line} has a carriage return that does not end it; "
         "remove it, or if it ends a line, write newlines (tr '\\r' '\\n')"

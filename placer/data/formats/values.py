@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from placer.data.files.stores import shown
 from placer.data.formats.columns import ARROW_TYPES, single
 from placer.data.formats.texts import ELIDED, GROUPED, THOUSANDS, separator_in, split_lists
 from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
@@ -31,7 +30,7 @@ def raw_batch(
     for name in columns.sparse:
         ids = _ids(batch, name, columns.layout, place)
         try:
-            keys, offsets = bags_from_arrow(ids, missing)
+            keys, offsets = bags_from_arrow(ids, missing, columns.layout.nulls)
         except DataError as error:
             raise DataError(
                 f"{_where(ids, place)}: {name}: {error}; if it is no id, leave it out "
@@ -58,22 +57,19 @@ def _where(ids: pa.Array, place: Place) -> str:
 def _ids(batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Place) -> pa.Array:
     """Return a sparse column as integers, texts, or lists of these."""
     kind, separator = layout.types[name], (layout.lists or {}).get(name)
-    column = present(single(batch.column(name)), layout.nulls)
+    column = single(batch.column(name))
     if separator is not None and not is_list(column.type):
-        return _split(column, name, separator, kind, place, layout.nulls)
-    if kind != "text" and is_text(column.type):
-        if is_list(column.type):
-            return _listed(list_offsets(column), column.flatten(), name, kind, place)
+        column = _split(present(column, layout.nulls), name, separator, place)
+    if kind == "text" and is_text(column.type):
+        return column
+    column = present(column, layout.nulls)
+    if is_text(column.type):
         return _integers(column, name, kind, place)
-    if pa.types.is_floating(column.type):
-        return _whole(column, name, place)
-    return column
+    return _whole(column, name, place) if pa.types.is_floating(column.type) else column
 
 
-def _split(
-    column: pa.Array, name: str, separator: str, kind: IdType, place: Place, nulls: Sequence[str]
-) -> pa.Array:
-    """Return a column of texts as lists."""
+def _split(column: pa.Array, name: str, separator: str, place: Place) -> pa.Array:
+    """Return a column of texts as lists of texts."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
@@ -82,25 +78,14 @@ def _split(
         raise DataError(
             f"{place.of(0)} and on: {name} is no UTF-8 text; write it in UTF-8"
         ) from error
-    elements = present(split.values, nulls)
-    elided = pc.index(elements, pa.scalar(ELIDED, elements.type)).as_py()
+    elided = pc.index(split.values, pa.scalar(ELIDED, split.values.type)).as_py()
     if elided >= 0:
         row = int(np.searchsorted(split.offsets.to_numpy(), elided, side="right")) - 1
         raise DataError(
             f"{place.of(row)}: {name} holds a list that was cut short ({ELIDED}) when it was "
             f"written; write it whole, or leave it out (--ignore {name})"
         )
-    return _listed(split.offsets.to_numpy(), elements, name, kind, place)
-
-
-def _listed(
-    offsets: npt.NDArray[np.int64], elements: pa.Array, name: str, kind: IdType, place: Place
-) -> pa.Array:
-    """Return lists of elements, converted to whole numbers unless the ids are texts."""
-    if kind != "text":
-        samples = np.repeat(np.arange(offsets.size - 1), np.diff(offsets))
-        elements = _integers(elements, name, kind, place, samples)
-    return pa.LargeListArray.from_arrays(offsets, elements)
+    return split
 
 
 def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
@@ -125,9 +110,6 @@ def present(column: pa.Array, nulls: Sequence[str]) -> pa.Array:
         if pa.types.is_string_view(kind) or pa.types.is_fixed_size_binary(kind):
             return present(column.cast(pa.large_binary()), nulls)
         known = pa.array([one.encode() for one in nulls], pa.large_binary()).cast(kind)
-        lengths = pc.binary_length(column)
-        if not pc.any(pc.is_in(lengths, pc.binary_length(known).cast(lengths.type))).as_py():
-            return column  # No need to compare the texts.
     elif pa.types.is_integer(kind):
         least, most = np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max
         whole = [int(one) for one in numbers_among(tuple(nulls)) if one == int(one)]
@@ -157,7 +139,12 @@ def _integers(
     place: Place,
     samples: npt.NDArray[np.int64] | None = None,
 ) -> pa.Array:
-    """Return texts as whole numbers; an empty text is missing."""
+    """Return texts, or lists of texts, as whole numbers; an empty text is missing."""
+    if is_list(column.type):
+        offsets = list_offsets(column)
+        samples = np.repeat(np.arange(len(column)), np.diff(offsets))
+        whole = _integers(column.flatten(), name, kind, place, samples)
+        return pa.LargeListArray.from_arrays(offsets, whole)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:
@@ -231,10 +218,7 @@ def _numbers(
         values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
         reason = str(error).splitlines()[0]
-        raise DataError(
-            f"{shown(place.file)}, from {place.unit} {place.first} on: column {name!r} is not "
-            f"numeric: {reason}"
-        ) from error
+        raise DataError(f"{place.of_all}: column {name!r} is not numeric: {reason}") from error
     return np.asarray(values, dtype=np.float32)
 
 
