@@ -173,7 +173,7 @@ class FitProgram:
             for gpu in range(instance.gpus):
                 self._add_bytes(gpu, instance.priced_costs(replica, gpu)[:, 0], used)
         at_gpu: dict[int, list[Any]] = defaultdict(list)
-        shards = instance.shards(table, option)
+        shards, first = instance.shards(table, option), len(self.pieces)
         for shard in shards:
             here = []
             for gpu in range(instance.gpus):
@@ -185,6 +185,8 @@ class FitProgram:
             self.model.add(sum(here) == used)
         for every in at_gpu.values() if len(shards) > 1 else ():
             self.model.add_at_most_one(every)
+        if len(option.column_widths) > 1:
+            self._add_maps(self.pieces[first:])
 
     def _pieces(self, shard: TableShard, gpu: int) -> list[_Piece]:
         """Add the pieces of a shard's curve on a GPU, and return them."""
@@ -224,6 +226,20 @@ class FitProgram:
             bytes_ = math.ceil(float(costs[row]) - _ROUNDING_BYTES)  # Plans are of whole bytes.
             if bytes_:
                 self._rows[kind, of].append((chosen, bytes_))
+
+    def _add_maps(self, pieces: Sequence[_Piece]) -> None:
+        """If one column slice is split, GPUs of the other slices need its row map too."""
+        is_split, whole = self.model.new_bool_var(""), []
+        for piece in pieces:
+            curve = self.instance.curve(piece.shard, piece.gpu)
+            if piece.more is not None or piece.hot_rows not in curve.hot_rows[[0, -1]]:
+                self.model.add_implication(piece.chosen, is_split)
+            elif curve.split_hbm_bytes:
+                whole.append((piece, math.floor(curve.split_hbm_bytes)))
+        for piece, map_bytes in whole:
+            mapped = self.model.new_bool_var("")
+            self.model.add_bool_or(mapped, ~piece.chosen, ~is_split)
+            self._rows["hbm", piece.gpu].append((mapped, map_bytes))
 
     def _add_drive(self, pieces: Sequence[_Piece], rows: int) -> None:
         """Count bytes of a shard's rows that are not in HBM on its host's drive."""
