@@ -11,6 +11,7 @@ import torch
 from plan_cases import machine
 from ranks_launcher import run
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from placer import Feature, Plan, Shard, Table, apply_plan, remove_plan
 from placer.adapters.pytorch.calls import Later
@@ -220,3 +221,31 @@ def test_callers_may_change_their_tensors_after_a_call(mode: str) -> None:
         for name, weight in whole.named_parameters():
             assert weight.grad is not None
             torch.testing.assert_close(state[name], weight.detach() - 0.1 * weight.grad)
+
+
+class _Recomputed(Many):
+    """Layers that first read the modules' outputs are computed once more in backward."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        def layers(*parts: Tensor) -> Tensor:
+            return torch.cat(parts, 1).sin()
+
+        parts = [bag(ids[:, number]) for number, bag in enumerate(self.bags)]
+        logits: Tensor = self.out(checkpoint(layers, *parts, use_reentrant=False))
+        return logits
+
+
+def _recomputes(rank: int, world: int) -> Any:
+    model = _Recomputed(2)
+    apply_plan(model, plan_of(2, "sgd"), lr=0.1, backend="torch")
+    model(ids_of(2, 0, rank, 4)).sum().backward()
+    return model.state_dict()
+
+
+def test_layers_under_checkpointing_may_read_outputs_first() -> None:
+    whole = _Recomputed(2)
+    (sum(whole(ids_of(2, 0, rank, 4)).sum() for rank in range(WORLD)) / WORLD).backward()
+    for state in run(WORLD, [("recomputes", _recomputes, ())]).of("recomputes"):
+        for number, bag in enumerate(whole.bags):
+            expected = bag.weight.detach() - 0.1 * bag.weight.grad
+            torch.testing.assert_close(state[f"bags.{number}.weight"], expected)

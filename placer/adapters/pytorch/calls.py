@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import saved_tensors_hooks
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
@@ -133,11 +134,8 @@ class Call:
                     f"table {self.table.name!r}: the exchange in which its rows were looked up "
                     "failed; see the error before this one"
                 )
-            if self.trains == torch.is_grad_enabled():
+            with torch.set_grad_enabled(self.trains), own_graph():
                 self.made = self.output.of_rows(self.rows)
-            else:
-                with torch.set_grad_enabled(self.trains):
-                    self.made = self.output.of_rows(self.rows)
         return self.made
 
     def check_first(self) -> None:
@@ -152,6 +150,14 @@ class Call:
         """Release the lookup without an update. Its rows may then move."""
         self.step, self.rows, self.ended = None, None, True
         self.made = None if self.made is None else self.made.detach()
+
+
+def own_graph() -> saved_tensors_hooks:
+    """Leave a graph that an update runs backward to no hooks of the caller.
+
+    Checkpointing would expect these saved tensors when it computes the caller's graph once more.
+    """
+    return saved_tensors_hooks(as_they_are, as_they_are)
 
 
 class OpenCalls:
@@ -199,7 +205,7 @@ class LookupNode(torch.autograd.Function):
         if not call.trains:
             return table.rows_of(call.batch)
         # A separate graph, which the update runs backward when this backward pass ends.
-        with torch.enable_grad():
+        with torch.enable_grad(), own_graph():
             call.rows = table.rows_of(call.batch)
         return call.rows.detach()
 

@@ -24,6 +24,7 @@ from placer.adapters.pytorch.calls import (
     Step,
     as_they_are,
     joined,
+    own_graph,
     present_device,
 )
 from placer.errors import BackendError, DataError
@@ -161,7 +162,8 @@ class SharedTables:
             waiting, self._waiting = self._waiting, []
             # Another rank may have called fewer modules before it read an output.
             ready = min(count for (count,) in self.whole.said([len(waiting)]))
-            self._serve(waiting[:ready])
+            with own_graph():
+                self._serve(waiting[:ready])
             self._waiting = waiting[ready:]
 
     def update_after_pass(self, name: str) -> None:
