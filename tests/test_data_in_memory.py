@@ -190,7 +190,7 @@ def test_errors_name_the_place() -> None:
         DataError, match=r"DataFrame of polars, row 19999: feature 'user' has id 19999"
     ):
         profile_log(open_log(frame, rows={"user": 19_999}, ignore=["price"]))
-    with pytest.raises(DataError, match=r"DataFrame of polars, from row 16384 on: column 'price'"):
+    with pytest.raises(DataError, match=r"DataFrame of polars, row 19000: price is 'much'"):
         list(open_log(frame, dense=["price"]).chunks())
     refused("DataFrame of polars has no column 'item'", frame, sparse=["item"])
     refused("DataFrame of polars has no categorical column", frame, ignore=["user", "price"])

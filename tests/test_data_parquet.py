@@ -121,7 +121,7 @@ def test_texts_that_are_numbers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(chunk.dense[:, 0], np.float32([3, np.nan, np.nan]))
     np.testing.assert_array_equal(chunk.labels, np.float32([1, 0, np.nan]))
     log = open_log(tmp_path / "log.parquet", dense=["C1"], sparse=["I1"])
-    with pytest.raises(DataError, match="from row 0 on: column 'C1' is not numeric"):
+    with pytest.raises(DataError, match="row 0: C1 is 'a', which is not a number"):
         next(log.chunks())
 
 

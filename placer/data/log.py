@@ -29,11 +29,14 @@ class Bags:
         return self.ids.size if self.offsets is None else self.offsets.size - 1
 
     @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Lookups of each sample, shape (samples,)."""
+        return np.ones(self.ids.size, np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    @property
     def filled(self) -> int:
         """Number of samples whose bag is not empty."""
-        if self.offsets is None:
-            return self.ids.size
-        return int(np.count_nonzero(np.diff(self.offsets)))
+        return self.samples if self.offsets is None else int(np.count_nonzero(self.lengths))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,11 +110,8 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
     ids, weights = np.concatenate([bags.ids for bags in parts]), weights_of(parts)
     if all(bags.offsets is None for bags in parts):
         return Bags(ids, None, weights)
-    lengths = [
-        np.ones(bags.ids.size, np.int64) if bags.offsets is None else np.diff(bags.offsets)
-        for bags in parts
-    ]
-    return Bags(ids, np.concatenate([[0], np.cumsum(np.concatenate(lengths))]), weights)
+    lengths = np.concatenate([bags.lengths for bags in parts])
+    return Bags(ids, np.append(0, np.cumsum(lengths)), weights)
 
 
 def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
@@ -134,7 +134,7 @@ def _bags_of(bags: Bags, kept: slice | npt.NDArray[np.bool_]) -> Bags:
         offsets = offsets[kept.start : kept.stop + 1]
         lookups, offsets = slice(int(offsets[0]), int(offsets[-1])), offsets - offsets[0]
     else:
-        lengths = np.diff(offsets)
-        lookups, offsets = np.repeat(kept, lengths), np.append(0, np.cumsum(lengths[kept]))
+        lookups = np.repeat(kept, bags.lengths)
+        offsets = np.append(0, np.cumsum(bags.lengths[kept]))
     weights = None if bags.weights is None else bags.weights[lookups]
     return Bags(bags.ids[lookups], offsets, weights)

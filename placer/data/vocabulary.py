@@ -6,7 +6,7 @@ A vocabulary lists the raw ids of a log in the order of their first appearance.
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,6 @@ class Run:
     first: _Int
 
 
-@dataclass(slots=True)
 class DistinctKeys:
     """Counts the distinct keys of one table.
 
@@ -52,9 +51,10 @@ class DistinctKeys:
     cost O(n log d), instead of a full merge per chunk.
     """
 
-    merged: Run | None = None
-    pending: list[Run] = field(default_factory=list)
-    pending_keys: int = 0
+    def __init__(self) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        self._merged, self._pending = Run(none.view(np.uint64), none, none), list[Run]()
+        self._pending_keys = 0
 
     def add(self, keys: Keys, places: _Int) -> None:
         """Count `keys` read at `places`. Places must ascend from call to call."""
@@ -63,35 +63,30 @@ class DistinctKeys:
 
     def add_run(self, keys: Keys, counts: _Int, first: _Int) -> None:
         """Add counts of keys and the places of their first reads. Keys may repeat."""
-        self.pending.append(Run(keys, counts, first))
-        self.pending_keys += keys.size
-        old = 0 if self.merged is None else self.merged.keys.size
-        if self.pending_keys > max(old, _MIN_MERGE):
+        self._pending.append(Run(keys, counts, first))
+        self._pending_keys += keys.size
+        if self._pending_keys > max(self._merged.keys.size, _MIN_MERGE):
             self.merge()
 
     @property
     def held(self) -> int:
         """Number of keys in memory. A key counts once for each run that has it."""
-        return self.pending_keys + (0 if self.merged is None else self.merged.keys.size)
+        return self._pending_keys + self._merged.keys.size
 
     def merge(self) -> Run:
         """Merge all runs so far, and return the merged run."""
-        runs = ([] if self.merged is None else [self.merged]) + self.pending
-        self.pending, self.pending_keys = [], 0
-        if self.merged is None or len(runs) > 1:
-            empty = np.zeros(0, dtype=np.int64)
-            keys = np.concatenate([np.zeros(0, np.uint64), *(run.keys for run in runs)])
-            order = np.argsort(keys, kind="stable")
-            keys = keys[order]
-            starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1])[: keys.size])
-            counts = np.concatenate([empty, *(run.counts for run in runs)])[order]
-            first = np.concatenate([empty, *(run.first for run in runs)])[order]
-            if starts.size:
-                counts = np.add.reduceat(counts, starts)
-                first = np.minimum.reduceat(first, starts)
-            runs = [Run(keys[starts], counts, first)]
-        self.merged = runs[0]
-        return self.merged
+        if self._pending:
+            runs = [self._merged, *self._pending]
+            keys = np.concatenate([run.keys for run in runs])
+            counts = np.concatenate([run.counts for run in runs])
+            first = np.concatenate([run.first for run in runs])
+            keys, start, key = np.unique(keys, return_index=True, return_inverse=True)
+            sums, least = np.zeros(keys.size, dtype=np.int64), first[start]
+            np.add.at(sums, key, counts)
+            np.minimum.at(least, key, first)
+            self._merged = Run(keys, sums, least)
+            self._pending, self._pending_keys = [], 0
+        return self._merged
 
 
 def build_vocabularies(

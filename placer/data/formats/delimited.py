@@ -25,16 +25,13 @@ from placer.data.formats.text import (
     lone_return,
     record_ends,
 )
-from placer.data.formats.texts import GROUPED, split_lists, whole_type
-from placer.data.formats.values import wrong_id
+from placer.data.formats.texts import split_lists, whole_type
+from placer.data.formats.values import FALSE, TRUE
 from placer.data.keys import is_text
 from placer.data.layout import CATEGORIES, DENSE, LABEL, Columns, IdType, Layout
 from placer.data.source import RawBatch, Span
 from placer.errors import DataError
 
-_TRUE = ["1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y"]
-_FALSE = ["0", "false", "False", "FALSE", "f", "F", "no", "No", "NO", "n", "N"]
-"""Texts of Booleans, in columns that hold nothing else."""
 _UNIT = "\x1f"
 """ASCII's unit separator. It replaces separators of several characters before parsing."""
 _INTERACTIONS = ("user", "items")
@@ -74,8 +71,7 @@ class DelimitedSource(ColumnSource):
             self._known = known
             self._infer(schema, self._sampled(table, file, schema), as_text=True)
             self._read_words(table)
-        # Types of columns from the block on that had an id 7.0, or a number 1,484.20.
-        self._read_as: dict[str, pa.DataType] = {}
+        self._as_texts = False  # Whether all values are read as texts, and then converted.
 
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""
@@ -106,7 +102,7 @@ class DelimitedSource(ColumnSource):
         if label is None or not is_text(table.schema.field(label).type):
             return
         words = {str(word) for word in table.column(label).drop_null().unique().to_pylist()}
-        if words and words <= {*_TRUE, *_FALSE}:
+        if words and words <= {*TRUE, *FALSE}:
             layout = self.columns.layout
             layout = replace(layout, types={**layout.types, label: "boolean"})
             self.columns = replace(self.columns, layout=layout)
@@ -117,15 +113,15 @@ class DelimitedSource(ColumnSource):
         if block.header is not None:
             names = header_names(file, block.header, layout)
             _check_header_is_once(block, len(names))
-        while True:
-            try:
-                table = _table(block, names, layout, self._types(names))
-                break
-            except pa.ArrowInvalid as error:
-                ragged = lone_return(block) or _ragged(error, block, layout)
-                if ragged is not None:
-                    raise ragged from error
-                self._note_floats(error, block, names)
+        try:
+            table = _table(block, names, layout, self._types(names))
+        except pa.ArrowInvalid as error:
+            ragged = lone_return(block) or _ragged(error, block, layout)
+            if ragged is not None:
+                raise ragged from error
+            # Some value is not as Arrow writes its type, such as an id 7.0 or a number 1,484.20.
+            self._as_texts = True
+            table = _table(block, names, layout, self._types(names))
         if table.num_rows != block.samples:
             raise lone_return(block) or DataError(
                 f"{block.place.of_all}: quotes do not enclose fields; say that they are plain "
@@ -143,43 +139,10 @@ class DelimitedSource(ColumnSource):
         layout = self.columns.layout
         for name in self._own(names):
             known = layout.types.get(name)
-            if name in (layout.lists or {}):
+            types[name] = pa.float32() if known is None else ARROW_TYPES[known]
+            if self._as_texts or name in (layout.lists or {}):
                 types[name] = pa.large_binary()
-            elif name in self._read_as:
-                types[name] = self._read_as[name]
-            else:
-                types[name] = pa.float32() if known is None else ARROW_TYPES[known]
         return types
-
-    def _note_floats(self, error: pa.ArrowInvalid, block: Block, names: Sequence[str]) -> None:
-        """Note another type for the column with the value in `error`, for the next attempt.
-
-        Ids may be written as floating-point numbers, and numbers with thousands separators.
-
-        Raises DataError if the value is neither.
-        """
-        match = re.search(r"column #(\d+): (?:Row #(\d+): )?.*?'(.*)'", str(error), re.DOTALL)
-        if match is None or match[2] is None:
-            raise DataError(f"{block.place.of_all}: {error}") from error
-        name, value = names[int(match[1])], match[3]
-        kind = self.columns.layout.types.get(name)
-        whole = re.fullmatch(r"\s*-?[0-9]+\.0*\s*", value) is not None
-        if kind == "integer" and whole and name not in self._read_as:
-            self._read_as[name] = pa.float64()
-            return
-        grouped = GROUPED[self.columns.layout.decimal or "."]
-        if kind is None and name not in self._read_as and re.fullmatch(grouped, value.strip()):
-            self._read_as[name] = pa.large_string()
-            return
-        place = block.place.of(int(match[2]) - 1)
-        if kind is None or name not in self.columns.sparse:
-            fix = f"; if it stands for a missing value, say so: --null {value!r}"
-            if name == self.columns.label:
-                fix = "; write 1 and 0, or true and false"
-            elif re.fullmatch(r"[-+]?[0-9.,]+", value):
-                fix = '; say in a schema what begins decimals: decimal = "," or "."'
-            raise DataError(f"{place}: {name} is {value!r}, which is not a number{fix}") from error
-        raise wrong_id(place, name, value, kind) from error
 
 
 def _table(
@@ -206,8 +169,8 @@ def _table(
             ignore_empty_lines=False,
         ),
         convert_options=csv.ConvertOptions(
-            true_values=None if types is None else _TRUE,
-            false_values=None if types is None else _FALSE,
+            true_values=None if types is None else TRUE,
+            false_values=None if types is None else FALSE,
             column_types=None if types is None else dict(types),
             include_columns=None if types is None else list(types),
             null_values=["", *layout.nulls],

@@ -15,7 +15,7 @@ from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, flat, pruned, single
 from placer.data.formats.text import Block, TextReader, first_block, head_lines
-from placer.data.formats.values import wrong_id
+from placer.data.formats.values import wrong_value
 from placer.data.keys import is_list, is_text
 from placer.data.layout import IdType
 from placer.data.source import RawBatch, Span
@@ -34,12 +34,14 @@ class JsonLinesSource(ColumnSource):
         table = self._first([*numbers, *([label] if label else [])])
         schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
-        names = self._partitions.of_file(self.columns.names, table.column_names)
-        types = {name: self._type(name, schema.field(name).type) for name in names}
-        self._schema = pruned(table.schema, types)
+        self._first_schema = table.schema
 
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""
+        whole = self._first_schema
+        names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
+        types = {name: self._type(name, schema.field(name).type) for name in names}
+        self._schema = pruned(whole, types)
         return TextReader(self.files, self._parse).spans()
 
     def _first(self, numbers: Sequence[str]) -> pa.Table:
@@ -183,9 +185,7 @@ def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError |
             value = values.get(name)
             for one in value if isinstance(value, list) and kind is not None else [value]:
                 if one is not None and not _fits(one, kind):
-                    if kind is None:
-                        return DataError(f"{place}: {name} is {one!r}, which is not a number")
-                    return wrong_id(place, name, one, kind)
+                    return wrong_value(place, name, one, kind)
     return None
 
 

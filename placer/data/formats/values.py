@@ -12,12 +12,15 @@ import pyarrow.compute as pc
 from placer.data.formats.columns import ARROW_TYPES, single
 from placer.data.formats.texts import ELIDED, GROUPED, THOUSANDS, separator_in, split_lists
 from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
-from placer.data.layout import Columns, Decimal, IdType, Layout, Missing
+from placer.data.layout import Columns, Decimal, IdType, Missing
 from placer.data.source import Place, RawBags, RawBatch
 from placer.errors import DataError
 
 _MOST_NULL = 8
 """Suggest --null for texts shorter than this: they may stand for a missing value."""
+TRUE = ("1", "true", "True", "TRUE", "t", "T", "yes", "Yes", "YES", "y", "Y")
+FALSE = ("0", "false", "False", "FALSE", "f", "F", "no", "No", "NO", "n", "N")
+"""Texts of Booleans, in columns that hold nothing else."""
 _WHOLE = 1 << 53
 """From here on, float64 cannot represent every whole number."""
 
@@ -28,7 +31,7 @@ def raw_batch(
     """Return the samples of an Arrow batch, with the columns that are read."""
     features = {}
     for name in columns.sparse:
-        ids = _ids(batch, name, columns.layout, place)
+        ids = _ids(batch, name, columns, place)
         try:
             keys, offsets = bags_from_arrow(ids, missing, columns.layout.nulls)
         except DataError as error:
@@ -39,10 +42,10 @@ def raw_batch(
         features[name] = RawBags(keys, offsets)
     dense = np.empty((batch.num_rows, len(columns.dense)), dtype=np.float32)
     for position, name in enumerate(columns.dense):
-        dense[:, position] = _numbers(batch, name, columns.layout, place)
+        dense[:, position] = _numbers(batch, name, columns, place)
     labels = None
     if columns.label is not None:
-        labels = _numbers(batch, columns.label, columns.layout, place)
+        labels = _numbers(batch, columns.label, columns, place)
     return RawBatch(place, batch.num_rows, features, dense, labels)
 
 
@@ -54,17 +57,16 @@ def _where(ids: pa.Array, place: Place) -> str:
     return place.of(int(np.argmax(lengths)))
 
 
-def _ids(batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Place) -> pa.Array:
+def _ids(batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place) -> pa.Array:
     """Return a sparse column as integers, texts, or lists of these."""
+    layout = columns.layout
     kind, separator = layout.types[name], (layout.lists or {}).get(name)
     column = single(batch.column(name))
     if separator is not None and not is_list(column.type):
         column = _split(present(column, layout.nulls), name, separator, place)
     if kind == "text" and is_text(column.type):
         return column
-    column = present(column, layout.nulls)
-    if is_text(column.type):
-        return _integers(column, name, kind, place)
+    column = _values(column, name, columns, place)
     return _whole(column, name, place) if pa.types.is_floating(column.type) else column
 
 
@@ -132,40 +134,77 @@ def numbers_among(nulls: tuple[str, ...]) -> tuple[float, ...]:
     return tuple(float(one) for one in nulls if re.fullmatch(r"[-+]?[0-9]+(?:\.[0-9]*)?", one))
 
 
-def _integers(
+def _values(column: pa.Array, name: str, columns: Columns, place: Place) -> pa.Array:
+    """Return a column with null for missing values, and with texts converted to their type."""
+    nulls = columns.layout.nulls
+    column = present(column, nulls)
+    if is_text(column.type):
+        column = present(_parse(column, name, columns, place), nulls)  # Such as 7.0 for 7.
+    return column
+
+
+def _parse(
     column: pa.Array,
     name: str,
-    kind: IdType,
+    columns: Columns,
     place: Place,
     samples: npt.NDArray[np.int64] | None = None,
 ) -> pa.Array:
-    """Return texts, or lists of texts, as whole numbers; an empty text is missing."""
+    """Return texts, or lists of texts, as values of the column's type; an empty text is missing."""
     if is_list(column.type):
         offsets = list_offsets(column)
         samples = np.repeat(np.arange(len(column)), np.diff(offsets))
-        whole = _integers(column.flatten(), name, kind, place, samples)
-        return pa.LargeListArray.from_arrays(offsets, whole)
+        values = _parse(column.flatten(), name, columns, place, samples)
+        return pa.LargeListArray.from_arrays(offsets, values)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
+    kind, decimal = columns.layout.types.get(name), columns.layout.decimal or "."
     try:
-        texts = column.cast(pa.large_string())
-        texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
-        return texts.cast(ARROW_TYPES[kind])
+        return _parsed(column, kind, decimal)
     except pa.ArrowException as error:
-        for row, value in enumerate(column.to_pylist()):
+        for row in range(len(column)):
             try:
-                pa.array([value.decode() if isinstance(value, bytes) else value or None]).cast(
-                    ARROW_TYPES[kind]
-                )
-            except (pa.ArrowException, UnicodeDecodeError):
-                row = row if samples is None else int(samples[row])
-                raise wrong_id(place.of(row), name, value, kind) from error
+                _parsed(column.slice(row, 1), kind, decimal)
+            except pa.ArrowException:
+                at = place.of(row if samples is None else int(samples[row]))
+                value = column[row].as_py()
+                is_label = name == columns.label
+                known = kind if name in columns.sparse else None
+                raise wrong_value(at, name, value, known, is_label=is_label) from error
         raise
 
 
-def wrong_id(place: str, name: str, value: object, kind: IdType) -> DataError:
-    """Return an error for an id of another type than its column."""
+def _parsed(texts: pa.Array, kind: IdType | None, decimal: Decimal) -> pa.Array:
+    """Return texts as whole numbers, as true and false, or without a kind as numbers."""
+    texts = pc.ascii_trim_whitespace(texts.cast(pa.large_string()))
+    texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
+    if kind == "boolean":
+        words = pc.if_else(pc.is_in(texts, pa.array(TRUE, texts.type)), "true", texts)
+        return pc.if_else(pc.is_in(texts, pa.array(FALSE, texts.type)), "false", words).cast(
+            pa.bool_()
+        )
+    if kind is not None:
+        # pandas writes ids as 7.0 if some are missing.
+        return pc.replace_substring_regex(texts, r"^(-?[0-9]+)\.0*$", r"\1").cast(ARROW_TYPES[kind])
+    grouped = pc.match_substring_regex(texts, f"^(?:{GROUPED[decimal]})$")
+    bare = pc.replace_substring_regex(texts, THOUSANDS[decimal], "")
+    texts = pc.if_else(grouped, bare, texts)
+    texts = texts if decimal == "." else pc.replace_substring(texts, ",", ".")
+    return texts.cast(pa.float32())
+
+
+def wrong_value(
+    place: str, name: str, value: object, kind: IdType | None, *, is_label: bool = False
+) -> DataError:
+    """Return an error for an id of another type than its column, or without a kind for a number."""
     what = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if kind is None:
+        fix = f"if it stands for a missing value, say so: --null {what!r}"
+        if is_label:
+            fix = "write 1 and 0, or true and false"
+        elif re.fullmatch(r"[-+]?[0-9]*[.,][0-9.,]*", str(what)):
+            fix = 'say in a schema what begins decimals: decimal = "," or "."'
+        return DataError(f"{place}: {name} is {what!r}, which is not a number; {fix}")
     fix = 'if its ids are texts, say so in a schema: type = "text"'
     between = separator_in(what) if isinstance(what, str) else None
     if between is not None:
@@ -206,26 +245,12 @@ def _whole(column: pa.Array, name: str, place: Place) -> pa.Array:
 
 
 def _numbers(
-    batch: pa.RecordBatch | pa.Table, name: str, layout: Layout, place: Place
+    batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: Place
 ) -> npt.NDArray[np.float32]:
     """Return a numeric column, converted from text if needed; NaN for missing values."""
-    column = present(single(batch.column(name)), layout.nulls)
+    column = _values(single(batch.column(name)), name, columns, place)
     try:
-        if is_text(column.type):
-            if pa.types.is_dictionary(column.type):
-                column = column.cast(column.type.value_type)
-            column = _ungrouped(column.cast(pa.large_string()), layout.decimal or ".")
         values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{place.of_all}: column {name!r} is not numeric: {reason}") from error
+        raise DataError(f"{place.of_all}: column {name!r} is not numeric: {error}") from error
     return np.asarray(values, dtype=np.float32)
-
-
-def _ungrouped(texts: pa.Array, decimal: Decimal) -> pa.Array:
-    """Remove thousands separators from numbers in texts, and write decimal points."""
-    texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, texts.type), texts)
-    grouped = pc.match_substring_regex(texts, f"^(?:{GROUPED[decimal]})$")
-    bare = pc.replace_substring_regex(texts, THOUSANDS[decimal], "")
-    texts = pc.if_else(grouped, bare, texts)
-    return texts if decimal == "." else pc.replace_substring(texts, ",", ".")
