@@ -84,7 +84,6 @@ _PLACEMENT_LIST = Name("placement", _PLACEMENTS.split(","), several=True)
 
 _SHOWN = "path path_by_place output"
 """Parameters of `show` that have an effect on whatever is shown."""
-_EXPLAINED = f"{_SHOWN} profile_path other_data"
 
 Output = Literal["table", "json", "csv"]
 Brief = Literal["table", "json"]
@@ -107,6 +106,7 @@ PROFILE_FOLDER = option(None, "Folder to write the profile to.", "-o --output", 
 PLAN_FILE = option(
     None, "File to write the plan to.", "-o --output", kind=OutputPath("file", follows="old_path")
 )
+HBM_STEPS = option(None, "Also show step times with budgets: 2GiB,4GiB.", kind=parse_sizes)
 PICTURE = option(None, "Write a picture to this file: png, pdf or svg.", kind=IMAGE)
 OTHER_DATA = option(False, "Accept a profile with other tables or ids than the plan's.")
 BUNDLE: Any = None  # Of a dataclass whose fields are options.
@@ -336,9 +336,7 @@ def plan(
 @_command
 def compare(
     options: shared.ProblemOptions = BUNDLE,
-    hbm: Text = replace(
-        HBM, help="One or several budgets of each GPU: 8GiB,16GiB.", kind=parse_sizes
-    ),
+    hbm: Text = replace(HBM, help="Budgets of each GPU: 8GiB,16GiB.", kind=parse_sizes),
     names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=shared.SOLVER_LIST),
     models: Any = option("roofline", "Cost models.", "--cost-models", kind=shared.MODEL_LIST),
     effort: shared.Effort = BUNDLE,
@@ -370,8 +368,7 @@ def compare(
             # Other machines may have the GPU that a rule names, or cards with that much memory.
             except (ProblemError, TopologyError) as error:
                 hbm_bytes = parse_bytes(budget) if budget else None
-                machine = placer.Topology.parse(name)
-                found = refused_rows(machine, hbm_bytes, names, models, error)
+                found = refused_rows(placer.Topology.parse(name), hbm_bytes, names, models, error)
                 refused.append(error)
             else:
                 with report.progress_bar("solvers") as update:
@@ -387,12 +384,7 @@ def compare(
 
 
 def _print_compared(
-    rows: list[solvers.CompareRow],
-    shown: report.Report,
-    output: str,
-    draws: Any,
-    drawn: Any,
-    plot: File,
+    rows: list[solvers.CompareRow], shown: Any, output: str, draws: Any, drawn: Any, plot: File
 ) -> None:
     """Print and draw a comparison, and exit if no row has a plan."""
     found = any(row.step_time_s for row in rows)
@@ -472,7 +464,7 @@ def show(
     needed_for = "--memory" if memory else None if explained is None else "--explain"
     known = profile_of(loaded, path, profile_path, needed_for=needed_for, other_data=other_data)
     if memory and known is not None:
-        refuse_others("--memory", f"{_EXPLAINED} memory")
+        refuse_others("--memory", f"{_SHOWN} profile_path other_data memory")
         return report.print_report(solver_reports.memory_report(loaded, known), output)
     if known is None:
         report.print_stderr("times need the profile: give --profile")
@@ -485,7 +477,9 @@ def show(
         )
     costs = cost_models.cost_model(model)
     if explained is not None:
-        refuse_others("--explain", f"{_EXPLAINED} model explained constraints_path")
+        refuse_others(
+            "--explain", f"{_SHOWN} profile_path other_data model explained constraints_path"
+        )
         explanation = explain(problem, loaded, explained, costs)
         return report.print_report(solver_reports.explain_report(explanation), output)
     # Times are those of the rows that the plan has in HBM, hot or not any more.
@@ -504,9 +498,7 @@ def report_command(
     profile_path: File = PROFILE,
     rules: File = shared.RULES,
     model: str = shared.MODEL,
-    hbm_steps: Text = option(
-        None, "Also show step times with budgets: 2GiB,4GiB.", kind=parse_sizes
-    ),
+    hbm_steps: Text = HBM_STEPS,
     changes: bool = option(False, "Also show what a larger or faster machine gains.", "--whatif"),
     solver: str = option("greedy-cost", "Solver for --hbm-steps and --whatif.", kind=_SOLVERS),
     explained: int | None = option(
@@ -641,9 +633,7 @@ def replan(
 def whatif(
     options: shared.ProblemOptions = BUNDLE,
     hbm: Text = HBM,
-    hbm_steps: Text = option(
-        None, "Also show step times with budgets: 2GiB,4GiB.", kind=parse_sizes
-    ),
+    hbm_steps: Text = HBM_STEPS,
     solver: str = option("greedy-cost", "Method that searches for plans.", kind=_SOLVERS),
     model: str = shared.MODEL,
     effort: shared.Effort = BUNDLE,
@@ -675,11 +665,8 @@ def whatif(
             answer = effects_of_changes(problem, costs, limits, solver=solver, on_solved=update)
         if answer.base.plan is None:
             _refuse(answer.base)
-        points = front(
-            at_budget.__getitem__,
-            budgets,
-            lambda at: solvers.solver(solver).solve(at, costs, limits),
-        )
+        search = solvers.solver(solver)
+        points = front(at_budget.__getitem__, budgets, lambda at: search.solve(at, costs, limits))
     shown = solver_reports.whatif_report(problem, answer, points, solver=solver)
     report.print_drawn(shown, output, solver_reports.plot_front, points, plot)
 
@@ -787,12 +774,11 @@ def simulate(
     found = partial(profile_of, loaded, path, profile_path, other_data=other_data)
     known = found()
     size = (asked.batch_size or loaded.batch_size) * len(loaded.topology.gpus)
-    streams: list[cost_models.Stream] = []
-    for files in (asked.logs, *((one,) for one in asked.later)) if asked.logs else ():
-        how: Any = {"other_data": other_data, "options": lines, "ids_alone": True}
-        log = open_log_of(loaded, path, files, asked.log_format, profile_path, **how)
-        streams.append(cost_models.log_stream(loaded, log, size, asked.batches))
-    if not asked.logs:
+    how: Any = {"other_data": other_data, "options": lines, "ids_alone": True}
+    how |= {"format": asked.log_format, "profile": profile_path}
+    logs = asked.opened(partial(open_log_of, loaded, path, **how))
+    streams = [cost_models.log_stream(loaded, log, size, asked.batches) for log in logs]
+    if not streams:
         known = found(needed_for="drawing batches")
         assert known is not None, "else an error says that it is needed"
         streams.append(cost_models.drawn_stream(known, size, asked.batches or 1, seed=asked.seed))
@@ -845,20 +831,10 @@ def export(
 
         # Before PyTorch, which takes seconds to import.
         checkpoint, since = latest(checkpoint), since and latest(since)
-        from placer.storage.table_files import write_increment, write_tables
-        from placer.training.checkpoint import open_checkpoint
+        from placer.training.checkpoint import export_tables
 
-        opened = open_checkpoint(checkpoint)
-        step = opened.position.step
-        if since is not None:
-            earlier = open_checkpoint(since)
-            rows = write_increment(loaded, earlier, opened, file)
-            steps = f"steps {earlier.position.step} to {step}"
-            click.echo(f"{counted(rows, 'changed row')} of {steps} written to {file}")
-            return
-        write_tables(loaded, opened, file, with_optimizer=with_optimizer)
-        click.echo(f"{counted(len(loaded.tables), 'table')} of step {step} written to {file}")
-        return
+        what = export_tables(loaded, checkpoint, file, since=since, with_optimizer=with_optimizer)
+        return click.echo(f"{what} written to {file}")
     from placer.adapters import document_for
     from placer.files.atomic import write_text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from solvers.options import BACKEND, EXCHANGE, LOG_FORMAT, WIDTHS, usage_errors
 
 if TYPE_CHECKING:
     from placer.data.log import Log
+    from placer.data.reader import EncodedLog
     from placer.measurement import Setting
     from placer.plan.plan import Plan
     from placer.profile.profile import Profile
@@ -145,6 +146,11 @@ class SimulateOptions:
         if self.later or self.batches is None:
             raise click.UsageError("give --data, or --batches to draw so many from a profile")
         refuse_without("--data", "log_format separator header quotes columns null")
+
+    def opened(self, open_log: Callable[[Sequence[str]], EncodedLog]) -> list[EncodedLog]:
+        """Return the logs to replay: that of all `--data`, and those of `--then`."""
+        several = (self.logs, *((one,) for one in self.later)) if self.logs else ()
+        return [open_log(files) for files in several]
 
     def other_plan(self, plan: Plan, other_data: bool) -> Plan | None:
         """Return the plan of `--against`, which has the tables of `plan`."""

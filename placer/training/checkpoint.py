@@ -19,6 +19,7 @@ from placer.executor.embeddings import Embeddings
 from placer.files.atomic import FileRecord, StrPath
 from placer.files.folders import HiddenFolder
 from placer.files.locks import is_locked
+from placer.plan.plan import Plan
 from placer.storage.checkpoint.dcp_reader import read_tensors
 from placer.storage.checkpoint.dcp_writer import write_folder
 from placer.storage.checkpoint.table_blocks import Name, SavedTables
@@ -34,8 +35,10 @@ from placer.storage.manifest import (
     manifest_of,
     write_manifest,
 )
+from placer.storage.table_files import write_increment, write_tables
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training.distributed import ALONE, Ranks
+from placer.units import counted
 
 GROW = "`placer grow OLD NEW --checkpoint FOLDER -o FOLDER`"
 
@@ -260,3 +263,17 @@ def _differences(
 
 def _shown(value: Any) -> str:
     return "absent" if value is None else json.dumps(value)
+
+
+def export_tables(
+    plan: Plan, checkpoint: Path, file: Path, *, since: Path | None, with_optimizer: bool
+) -> str:
+    """Write a checkpoint's tables, or what changed `since` an earlier one; return what that is."""
+    opened = open_checkpoint(checkpoint)
+    step = opened.position.step
+    if since is None:
+        write_tables(plan, opened, file, with_optimizer=with_optimizer)
+        return f"{counted(len(plan.tables), 'table')} of step {step}"
+    earlier = open_checkpoint(since)
+    rows = write_increment(plan, earlier, opened, file)
+    return f"{counted(rows, 'changed row')} of steps {earlier.position.step} to {step}"
