@@ -33,6 +33,30 @@ def write_log(path: Path, bags: list[list[int]]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("csv", "label,user,price\n1,7,1.5\n0,7,2\nmaybe,7,much\n"),
+        (
+            "jsonl",
+            '{"label": 1, "user": 7, "price": 1.5}\n{"label": "x", "user": 7, "price": "x"}\n',
+        ),
+    ],
+)
+def test_a_profile_reads_ids_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    """Labels and numbers are for training, which refuses these."""
+    monkeypatch.setattr("placer.data.formats.text.HEAD_BYTES", 40)
+    path = tmp_path / f"log.{name}"
+    path.write_text(text)
+    log = open_log(path)
+    assert profile_log(log)["user"].lookups == text.count("7")
+    assert profile_log(log).encoding == log.encoding
+    with pytest.raises(DataError, match="which is not a number"):
+        list(log.chunks())
+
+
 class ListLog:
     """A log that is not ours, made of chunks in memory."""
 

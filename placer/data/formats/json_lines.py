@@ -34,12 +34,14 @@ class JsonLinesSource(ColumnSource):
         table = self._first([*numbers, *([label] if label else [])])
         schema = flat(self._partitions.added_to(table.schema))
         self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
-        names = self._partitions.of_file(self.columns.names, table.column_names)
-        types = {name: self._type(name, schema.field(name).type) for name in names}
-        self._schema = pruned(table.schema, types)
+        self._first_schema = table.schema
 
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log."""
+        whole = self._first_schema
+        names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
+        types = {name: self._type(name, schema.field(name).type) for name in names}
+        self._schema = pruned(whole, types)
         return TextReader(self.files, self._parse).spans()
 
     def _first(self, numbers: Sequence[str]) -> pa.Table:
