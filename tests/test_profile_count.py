@@ -39,7 +39,7 @@ def write_log(path: Path, bags: list[list[int]]) -> Path:
         ("csv", "label,user,price\n1,7,1.5\n0,7,2\nmaybe,7,much\n"),
         (
             "jsonl",
-            '{"label": 1, "user": 7, "price": 1}\n{"label": "x", "user": 7, "price": "much"}\n',
+            '{"label": 1, "user": 7, "price": 1.5}\n{"label": "x", "user": 7, "price": "x"}\n',
         ),
     ],
 )
