@@ -130,6 +130,14 @@ def test_a_dictionary_of_nulls_alone() -> None:
     assert keys_of(nulls) == ([0, 0], None)
 
 
+@pytest.mark.parametrize("place", range(8))
+def test_only_hexadecimal_digits_in_lower_case_are_numbers(place: int) -> None:
+    digits = b"0123abcd"
+    texts = [digits[:place] + bytes([byte]) + digits[place + 1 :] for byte in range(256)]
+    keys, _ = keys_of(pa.array([*texts, b"WXYZWXYZ", b"_" * 8, b"?:;<=>?@"], pa.binary()))
+    assert keys == [reference_key(text) for text in [*texts, b"WXYZWXYZ", b"_" * 8, b"?:;<=>?@"]]
+
+
 def test_fnv1a_gives_the_published_values() -> None:
     # From the test vectors of draft-eastlake-fnv.
     data = np.frombuffer(b"afoobar", dtype=np.uint8)

@@ -233,13 +233,12 @@ def fnv1a(data: Bytes, starts: Offsets, lengths: Offsets) -> Keys:
 
 
 def _hex_values(text: Bytes) -> tuple[Keys, npt.NDArray[np.bool_]]:
-    """Return values of texts of eight characters, and which are hexadecimal in lower case.
-
-    Other characters than 0 to 9 and a to f give digits of 16 and more: bytes wrap below zero.
-    """
-    digits = text - np.uint8(ord("0"))
-    digits -= (text > ord("9")) * np.uint8(ord("a") - ord("0") - 10)
-    is_hex = digits.view("<u8") & np.uint64(0xF0F0F0F0F0F0F0F0) == 0
+    """Return values of texts of eight characters, and which are hexadecimal in lower case."""
+    digits, letters = text - np.uint8(ord("0")), text - np.uint8(ord("a"))  # Bytes wrap below zero.
+    is_letter = letters < 6
+    is_digit = (digits < 10) | is_letter
+    digits -= is_letter * np.uint8(ord("a") - ord("0") - 10)
+    is_hex = is_digit.view("<u8") == 0x0101010101010101
     pairs = digits.view("<u2")
     values = (pairs << np.uint16(4) | pairs >> np.uint16(8)).astype(np.uint8)
     return values.view(">u4").astype(np.uint64), is_hex
