@@ -212,7 +212,7 @@ FORMATS |= {
     "merge": Format(
         "profile",
         _small_profile,
-        lambda path: command("merge", path, path, "-o", path.parent / "made"),
+        lambda path: command("merge", path, "-o", path.parent / "made"),
     ),
     "show-machine": Format(
         "machine.yaml",

@@ -27,7 +27,7 @@ LINES = tuple(
         "profile log.tsv --sample 0.9 --id-mapping vocabulary --dim 4 -o made --format json",
         "profile log.csv --infer schema.toml",
         "profile log.tsv --like profile -o made",
-        "merge profile profile -o made",
+        "merge profile -o made",
         "workloads mlperf-dcnv2",
         "topology 2x2xh100 --hbm 8GiB -o machine.yaml",
         "plan --profile profile --topology 1xh100 --solver greedy-size --batch-size 64 -o a.json",

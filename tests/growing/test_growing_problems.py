@@ -1,5 +1,6 @@
 """Problems whose tables grow: capacities of hit rates, accesses, plans and their memory."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,7 +182,8 @@ def test_merged_profiles_say_that_they_lack_what_windows_measured(
 ) -> None:
     lacks = "the merged profile lacks what --window measured in its parts\n"
     for part, note in ((planned / "profile", lacks), (workbench.profile, "")):
-        merged = invoke("merge", part, part, "-o", tmp_path / "merged")
+        other = shutil.copytree(part, tmp_path / f"other{len(note)}")
+        merged = invoke("merge", part, other, "-o", tmp_path / "merged")
         assert merged.stderr == f"{note}profile written to {tmp_path / 'merged'}\n"
         assert not any(table.hit_rates for table in Profile.load(tmp_path / "merged"))
 
