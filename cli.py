@@ -234,7 +234,9 @@ def merge(
     placer merge day_0.profile day_1.profile -o profile
     """
     if len({path.resolve() for path in profiles}) < len(profiles):
-        raise click.UsageError("a profile is given twice, and its counts would be, too")
+        raise click.UsageError(
+            "a profile is given twice, which would double its counts; leave one out"
+        )
     parts = [placer.Profile.load(path) for path in profiles]
     if any(table.hit_rates for part in parts for table in part):
         report.print_stderr("the merged profile lacks what --window measured in its parts")

@@ -105,7 +105,7 @@ def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
     """Return the click parameter for an option or an argument."""
     several = get_origin(hint) is tuple
     known: dict[str, Any] = {"type": _click_type(hint, spec), "required": spec.default is ...}
-    # Leave False out: click's default of a flag with a negation is False, and ours is None.
+    # Pass None, too: without a default, click takes False for a flag such as --a/--no-a.
     if not any(spec.default is value for value in (..., (), False)):
         known["default"] = spec.default
     if spec.is_argument:
@@ -138,7 +138,7 @@ def _click_type(hint: Any, spec: Option) -> Any:
 
 
 def _by_place_or_flag(placed: Any, flagged: Any) -> Any:
-    """Return the plan that was given without or with its flag."""
+    """Return the plan, which is given as an argument or with its flag."""
     if placed is not None and flagged is not None:
         raise click.UsageError(f"the plan is given twice: {placed} and {flagged}")
     if placed is None and flagged is None:

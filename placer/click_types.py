@@ -162,7 +162,7 @@ class Seconds(Checked):
 
 
 class Name(Checked):
-    """A name that is among the `known` or that `accepts` returns true for; messages call it `name`.
+    """A name among `known`, or for which `accepts` returns true. Messages call it `name`.
 
     If `several`, names with commas between.
     """

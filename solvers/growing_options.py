@@ -33,7 +33,7 @@ class GrowingRows:
     )
 
     def rows(self, profile: placer.Profile) -> Mapping[str, Growing]:
-        """Return the tables that grow. Refuse to choose numbers of rows."""
+        """Return the tables that grow. Raise UsageError if a number of rows is missing."""
         growing, chosen = self._parsed(profile)
         if chosen:
             name = chosen[0]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _case(row: CompareRow) -> tuple[str, int, str]:
-    """Return what rows that can be compared have in common: machine, budget and cost model."""
+    """Return a row's machine, budget and cost model; rows with equal ones can be compared."""
     return row.topology, row.hbm_budget_bytes, row.cost_model
 
 

@@ -12,9 +12,9 @@ the hot rows of piece k of its curve::
 Drives have the same row; an option has all of its cold rows on a drive or none.
 
 A curve has three pieces: no hot rows, all rows hot, and a straight line between them, along which
-rows move one by one from DRAM to HBM. The line is nowhere above the curve's bytes, so no solution
-is a proof that nothing fits. A second program then lets devices lack bytes and minimises their sum:
-that is what is short.
+rows move one by one from DRAM to HBM. The line is nowhere above the curve's bytes. So if the
+program has no solution, nothing fits. A second program then lets devices lack bytes and minimises
+their sum: that is what is short.
 """
 
 import math

@@ -153,7 +153,7 @@ class Call:
 
 
 def own_graph() -> saved_tensors_hooks:
-    """Leave a graph that an update runs backward to no hooks of the caller.
+    """Return a context in which autograd saves tensors without the hooks of the caller.
 
     Checkpointing would expect these saved tensors when it computes the caller's graph once more.
     """
