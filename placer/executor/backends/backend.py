@@ -37,8 +37,8 @@ from placer.growing import Growing
 from placer.tables import Table
 
 _MOVING = threading.Lock()
-"""Held while rows move: several threads may look rows up, as those of a server do. All backends share
-it, as a backend with a lock of its own could not be copied."""
+"""Held while rows move: several threads may look rows up, as those of a server do. All backends
+share it, as a backend with a lock of its own could not be copied."""
 _SEGMENT_TABLES = 16
 """Number of batch shapes whose segment tables are cached."""
 
