@@ -538,10 +538,9 @@ def verify(
     """
     from placer.constraints.unmet import unmet
     from placer.plan import file
-    from placer.plan.origin import load_edited
     from placer.plan.verify import violations
 
-    loaded = load_edited(path) if seal else placer.Plan.load(path)
+    loaded = placer.Plan(**file.read(path, edited=True)) if seal else placer.Plan.load(path)
     broken = violations(loaded)
     if constraints_path is not None:
         constraints = placer.Constraints.load(constraints_path)

@@ -19,7 +19,6 @@ from placer.workloads import workload_names
 SPREAD_EVENLY = 4096
 """Number of hottest rows that must come first, to balance the load of strided slices."""
 
-
 _NAMED = 8
 """Most tables that a sentence names."""
 

@@ -6,7 +6,7 @@
 import glob
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -110,15 +110,17 @@ def write(plan: "Plan", path: StrPath) -> None:
     unlisted = [name for name in ordered if name not in plan.hot_ids]
     if unlisted:
         raise PlanError(f"cannot write {target}: no hot_ids for the row orders of {unlisted}")
-    text = _text(to_dict(plan))
+    listed = {name: np.ascontiguousarray(plan.hot_ids[name], np.int64) for name in ordered}
+    content = serialize(listed)
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = f"{target.name}.rows-{sha256[:12]}.safetensors"
+    orders = {name: RowOrder(plan.row_order[name].kind, file, sha256) for name in ordered}
+    text = _text(to_dict(replace(plan, row_order=orders) if ordered else plan))
     row_orders = f"{glob.escape(target.name)}.rows-*.safetensors"
     with replacing_parts(target, lambda: list(target.parent.glob(row_orders))) as names:
         if ordered:
-            file, sha256 = _save_row_order({name: plan.hot_ids[name] for name in ordered}, target)
+            write_bytes(target.with_name(file), content)
             names.add(file)
-            kept = {"file": file, "sha256": sha256}
-            references = {name: {"kind": plan.row_order[name].kind, **kept} for name in ordered}
-            text = _text(to_dict(plan, references))
         write_text(target, text)
 
 
@@ -174,10 +176,14 @@ def _with_row_orders(source: Path, model: PlanModel) -> dict[str, Any]:
         if name not in files[key]:
             raise PlanError(f"{source}: {order.file} holds no row order of table {name!r}")
         hot_ids[name] = files[key][name]
+    fields, dense = dict(model), model.dense
+    del fields["schema_version"], fields["sha256"]
     try:
-        return _fields_of(model, hot_ids)
+        fields["topology"] = _topology(model.topology)
+        fields["dense"] = dense.layers() if isinstance(dense, DenseLayersModel) else dense
     except PlacerError as error:
         raise PlanError(f"{source}: {error}") from error
+    return fields | {"hot_ids": hot_ids}
 
 
 def parse(source: Path) -> tuple[dict[str, Any], PlanModel]:
@@ -241,7 +247,7 @@ def _validated(document: object, source: str) -> PlanModel:
         ) from error
 
 
-def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def to_dict(plan: "Plan") -> dict[str, Any]:
     """Return the plan as the JSON document that `write` writes."""
     topology = plan.topology
     document = {
@@ -276,9 +282,7 @@ def to_dict(plan: "Plan", row_order: dict[str, dict[str, Any]] | None = None) ->
             "links": [asdict(link) for link in topology.links],
         },
         "shards": [_said(shard, dtype=None) for shard in plan.shards],
-        "row_order": row_order
-        if row_order is not None
-        else {name: asdict(order) for name, order in plan.row_order.items()},
+        "row_order": {name: asdict(order) for name, order in plan.row_order.items()},
         "solver": asdict(plan.solver),
         "provenance": _said(plan.provenance, ids_sha256={}),
     }
@@ -313,18 +317,6 @@ def _dense(dense: Dense) -> dict[str, Any]:
     return given | {"top": dense.top, "bottom": dense.bottom}
 
 
-def _fields_of(model: PlanModel, hot_ids: dict[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
-    fields = dict(model)
-    del fields["schema_version"], fields["sha256"]
-    dense = model.dense
-    return {
-        **fields,
-        "topology": _topology(model.topology),
-        "dense": dense.layers() if isinstance(dense, DenseLayersModel) else dense,
-        "hot_ids": hot_ids,
-    }
-
-
 def _topology(model: TopologyModel) -> Topology:
     gpus, hosts = [], []
     for device in model.devices:
@@ -337,15 +329,6 @@ def _topology(model: TopologyModel) -> Topology:
         launch = {} if device.launch_s is None else {"launch_s": device.launch_s}
         gpus.append(Gpu(device.id, device.host, size, speed, **launch, chip=device.chip))
     return Topology(model.name, tuple(gpus), tuple(hosts), model.links, model.emulated)
-
-
-def _save_row_order(hot_ids: dict[str, npt.NDArray[np.int64]], target: Path) -> tuple[str, str]:
-    """Write the row order of the plan at `target`; return the file's name and hash."""
-    content = serialize({n: np.ascontiguousarray(ids, np.int64) for n, ids in hot_ids.items()})
-    sha256 = hashlib.sha256(content).hexdigest()
-    name = f"{target.name}.rows-{sha256[:12]}.safetensors"
-    write_bytes(target.with_name(name), content)
-    return name, sha256
 
 
 def _beside(source: Path, name: str) -> Path:

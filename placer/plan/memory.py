@@ -208,7 +208,6 @@ that a host pools. The next step is prepared before."""
 SUM_BYTES_PER_LOOKUP_AND_COLUMN = 2 * 4 / 128
 """Bytes for sums of parts of rows that are read often: two float32 rows for 128 lookups."""
 
-
 _FLOAT32_BYTES = 4
 
 

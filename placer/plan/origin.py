@@ -197,13 +197,6 @@ def _of_plan(plan: Plan, profile: Profile, other_data: bool) -> Profile:
     return replace(known, tables=tuple(known[table.name] for table in plan.tables))
 
 
-def load_edited(file: Path) -> Plan:
-    """Load a plan that somebody has edited and `placer.plan.file.seal` may seal."""
-    from placer.plan.file import read  # not above: pydantic loads slowly
-
-    return Plan(**read(file, edited=True))
-
-
 def save_with_profile(plan: Plan, file: Path, profile: Path | str) -> Plan:
     """Save a plan that names its profile; return that plan.
 

@@ -64,15 +64,12 @@ def violations(plan: Plan) -> list[Violation]:
         faults.append(Violation("row_order", name, message))
     for use in device_memory(plan).values():
         if use.free_bytes < 0:
-            faults.append(
-                Violation(
-                    "capacity",
-                    use.device,
-                    f"{use.device} would hold {format_bytes(use.total_bytes)} "
-                    f"({use.total_bytes} bytes) but has {format_bytes(use.capacity_bytes)}: "
-                    f"{-use.free_bytes} bytes too many",
-                )
+            message = (
+                f"{use.device} would hold {format_bytes(use.total_bytes)} "
+                f"({use.total_bytes} bytes) but has {format_bytes(use.capacity_bytes)}: "
+                f"{-use.free_bytes} bytes too many"
             )
+            faults.append(Violation("capacity", use.device, message))
     return faults
 
 
@@ -136,9 +133,7 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
         yield broken(f"devices {list(shard.devices)} must name at least one device, each once")
     hosts, gpus = plan.topology.hosts_by_id, plan.topology.gpus_by_id
     for device in shard.devices:
-        if (
-            device in gpus and shard.memory != "ssd"
-        ):  # The common case, fast for replicas on many GPUs.
+        if device in gpus and shard.memory != "ssd":  # The common case must be fast.
             continue
         gpu, attached = gpus.get(device), plan.topology.gpus_of(device)
         if gpu is None and device not in hosts:
