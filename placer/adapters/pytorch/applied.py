@@ -1,5 +1,6 @@
 """Handle all placed tables of a model: their state, learning rate and updates."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -240,11 +241,11 @@ class AppliedPlan(Summarized):
 
 def update_tables(tables: Iterable[PlacedTable]) -> None:
     """Apply the gradients that tables have collected; update tables that ranks share together."""
-    shared: dict[int, tuple[SharedTables, list[str]]] = {}
+    shared: dict[SharedTables, set[str]] = defaultdict(set)
     for table in tables:
-        if table.world > 1:
-            shared.setdefault(id(table.shared), (table.shared, []))[1].append(table.name)
+        if table.shared.world > 1:
+            shared[table.shared].add(table.name)
         else:
             table.update()
-    for together, names in shared.values():
-        together.update(set(names))
+    for together, names in shared.items():
+        together.update(names)

@@ -179,21 +179,17 @@ def _check_is_plain(model: nn.Module) -> None:
         raise PlanMismatchError("a plan is applied to the model already; call remove_plan first")
     if isinstance(model, StandIn | nn.Embedding | nn.EmbeddingBag):
         raise PlanMismatchError("the model is an embedding itself; give the module that holds it")
-    wrapped = [
-        type(module).__name__
-        for module in model.modules()
-        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel)
-    ]
     if torch.get_default_device().type == "meta":
         raise PlanMismatchError(
             "torch's default device is meta, whose tensors hold no values; the model may be made "
             "there, but apply the plan after torch.set_default_device('cpu')"
         )
-    if wrapped:
-        raise PlanMismatchError(
-            f"the model is wrapped in {wrapped[0]}, which holds its parameters; apply the plan "
-            "before that"
-        )
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            raise PlanMismatchError(
+                f"the model is wrapped in {type(module).__name__}, which holds its parameters; "
+                "apply the plan before that"
+            )
 
 
 def _place(
@@ -273,13 +269,8 @@ def _swap(model: nn.Module, replacements: Mapping[int, nn.Module]) -> None:
 
 
 _OPTIONS = (
-    "weight_decay",
-    "momentum",
-    "lr_decay",
-    "initial_accumulator_value",
-    "maximize",
-    "amsgrad",
-)
+    "weight_decay", "momentum", "lr_decay", "initial_accumulator_value", "maximize", "amsgrad",
+)  # fmt: skip
 """Options of torch's optimizers that tables do not have."""
 
 _KINDS: Mapping[str, OptimizerName] = {

@@ -200,7 +200,7 @@ class LookupNode(torch.autograd.Function):
         table, ctx.call = call.table, call
         ctx.save_for_backward(call.batch.ids, call.batch.weights)
         ctx.device = None if weights is None else weights.device
-        if table.world > 1:
+        if table.shared.world > 1:
             return table.shared.look_up(call)
         if not call.trains:
             return table.rows_of(call.batch)

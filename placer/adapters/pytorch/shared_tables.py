@@ -183,26 +183,21 @@ class SharedTables:
     def update(self, names: Collection[str]) -> None:
         """Apply the gradients of these tables on all ranks, which must all call this."""
         self.flush()
-        complete: dict[int, bool] = {}
-        own = [
-            _kind(self.tables[name], complete) if name in names else _NONE for name in self._numbers
-        ]
+        begun = {name: self.tables[name].calls[0].step for name in names if self.tables[name].calls}
+        complete = {step for step in {*begun.values()} if step is not None and step.is_complete()}
+        ways = {name: _AS_READ if step in complete else _ANEW for name, step in begun.items()}
+        own = [ways.get(name, _NONE) for name in self._numbers]
         by_table = zip(self._numbers, zip(*self.whole.said(own), strict=True), strict=True)
         kinds = {name: set(said) for name, said in by_table if any(said)}
         for name in kinds:
             self.tables[name].before_update()
         read = [self.tables[name].calls for name, said in kinds.items() if said == {_AS_READ}]
         for step in _steps(call for calls in read for call in calls):
-            made = [(call.result(), call.gradient) for call in step.calls]
-            _apply(step, made)
-        anew = {
-            name: self._anew(self.tables[name])
-            for name, said in kinds.items()
-            if said != {_AS_READ}
-        }
-        self._waiting = list(anew.values())
+            _apply(step, [(call.result(), call.gradient) for call in step.calls])
+        anew = [self._anew(self.tables[name]) for name, said in kinds.items() if said != {_AS_READ}]
+        self._waiting = list(anew)
         self.flush()
-        for step in _steps(anew.values()):
+        for step in _steps(anew):
             _apply(step, [pair for call in step.calls for pair in _made_anew(call)])
         for name in kinds:
             self.tables[name].calls.clear()
@@ -309,21 +304,9 @@ def unwatch(model: nn.Module) -> None:
                 model._forward_hooks_always_called.pop(key, None)
 
 
-def _kind(table: "PlacedTable", complete: dict[int, bool]) -> int:
-    """Return how to update a table. Cache in `complete` which steps are complete."""
-    if not table.calls:
-        return _NONE
-    step = table.calls[0].step
-    if step is None:
-        return _ANEW
-    if id(step) not in complete:
-        complete[id(step)] = step.is_complete()
-    return _AS_READ if complete[id(step)] else _ANEW
-
-
-def _steps(calls: Iterable[Call]) -> list[Step]:
+def _steps(calls: Iterable[Call]) -> Iterable[Step]:
     """Return the distinct steps of calls."""
-    return list({id(call.step): call.step for call in calls if call.step is not None}.values())
+    return dict.fromkeys(call.step for call in calls if call.step is not None)
 
 
 def _made_anew(call: Call) -> list[tuple[Tensor, Tensor | None]]:

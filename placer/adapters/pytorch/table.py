@@ -62,7 +62,10 @@ class PlacedTable:
         shared: SharedTables,
     ) -> None:
         self.plan, self.shared = plan, shared
-        shared.tables[plan.tables[0].name] = self
+        (self.table,) = plan.tables
+        self.name = self.table.name
+        shared.tables[self.name] = self
+        self.grows = bool(plan.growing)  # Whether its ids are keys, which get rows when read.
         self.waits = False  # Whether the optimizer's step updates it, not backward.
         self.in_state_dict = True  # Whether the model's state dict has the weight.
         self.updates_since_step = 0
@@ -78,12 +81,11 @@ class PlacedTable:
         self._numbers = itertools.count()
         self._frozen_rows: dict[int, Tensor] = {}
         self._trains_all_rows = False
-        self.saves = SaveWatch(plan.tables[0].name)
+        self.saves = SaveWatch(self.name)
         self._place(device, weight)
         watch_steps(self)
 
     def _place(self, device: torch.device, weight: Weight) -> None:
-        (self.table,) = self.plan.tables
         self._own: Embeddings | None = None
         if self.shared.world > 1:
             self.shared.write(self, weight)
@@ -111,24 +113,9 @@ class PlacedTable:
         return self.shared.device if self._own is None else self._own.device
 
     @property
-    def world(self) -> int:
-        """Number of ranks that share the table."""
-        return self.shared.world
-
-    @property
-    def name(self) -> str:
-        """Name of the table."""
-        return self.table.name
-
-    @property
     def backend(self) -> str:
         """Name of the backend; if ranks share the table, the name that was asked for."""
         return str(self.options["backend"]) if self._own is None else self._own.backend
-
-    @property
-    def grows(self) -> bool:
-        """Whether the table grows: its ids are keys, which get rows when they are read."""
-        return bool(self.plan.growing)
 
     @property
     def is_stateful(self) -> bool:
@@ -159,7 +146,7 @@ class PlacedTable:
                     return self.shared.look_up(call)
                 self._find_rows(call, self._own)
                 return output.of_rows(self.rows_of(call.batch))
-        refuse_unshared(self.name, self.world)
+        refuse_unshared(self.name, self.shared.world)
         if self.calls and not self.waits and torch._C._current_graph_task_id() < 0:
             self.calls.clear()  # A failed backward pass left them.
         if self._own is not None:
@@ -335,13 +322,12 @@ class PlacedTable:
         calls = sorted(self.calls, key=lambda call: call.number)
         self.calls.clear()
         gradient = torch.cat([call.gradient for call in calls if call.gradient is not None])
-        rows, batch = calls[0].rows, joined(calls, self.device)
-        if len(calls) > 1 or rows is None:
-            rows = None
+        rows = calls[0].rows if len(calls) == 1 else None
+        if rows is None:
             for call in calls:
                 call.let_go()  # The joined lookup replaces them.
             with torch.enable_grad():
-                rows = self.rows_of(batch)
+                rows = self.rows_of(joined(calls, self.device))
         rows.backward(gradient)  # type: ignore[no-untyped-call]
         for call in calls:
             call.let_go()
@@ -352,9 +338,9 @@ class PlacedTable:
         Raises BackendError if ranks share the table: they only average their gradients during the
         update.
         """
-        if self.world > 1:
+        if self.shared.world > 1:
             raise BackendError(
-                f"table {self.name!r} is shared by {self.world} ranks, which average "
+                f"table {self.name!r} is shared by {self.shared.world} ranks, which average "
                 "gradients while they update: the norm is not known before. Clip the dense "
                 "gradients alone, with torch.nn.utils.clip_grad_norm_"
             )
