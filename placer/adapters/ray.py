@@ -51,10 +51,7 @@ def profile_ray(dataset: Any, partitions: int | None = None, **options: Any) -> 
         options = {**options, "position": _POSITION}
     some = dataset.take_batch(_SOME_SAMPLES, batch_format="pyarrow")
 
-    def count(counter: PartitionCounter) -> Iterator[pa.Table]:
-        found: Iterator[pa.Table] = count_ray(dataset, counter, partitions).iter_batches(
-            batch_format="pyarrow"
-        )
-        return found
+    def count(counter: PartitionCounter) -> Any:
+        return count_ray(dataset, counter, partitions).iter_batches(batch_format="pyarrow")
 
     return profile_in_parts(some, count, options)

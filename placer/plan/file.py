@@ -286,16 +286,14 @@ def to_dict(plan: "Plan") -> dict[str, Any]:
         "solver": asdict(plan.solver),
         "provenance": _said(plan.provenance, ids_sha256={}),
     }
-    optional = {
-        "pipeline": plan.pipeline,
-        "widths": list(plan.widths),
-        "exchange_dtype": plan.exchange_dtype,
-        "dense": plan.dense and _dense(plan.dense),
-        "growing": {name: asdict(how) for name, how in plan.growing.items()},
+    optional: dict[str, tuple[Any, Any]] = {
+        "pipeline": (plan.pipeline, "look-ahead"),
+        "widths": (list(plan.widths), []),
+        "exchange_dtype": (plan.exchange_dtype, "float32"),
+        "dense": (plan.dense and _dense(plan.dense), None),
+        "growing": ({name: asdict(how) for name, how in plan.growing.items()}, {}),
     }
-    usual: tuple[Any, ...] = ("look-ahead", [], "float32", None, {})
-    said = zip(optional.items(), usual, strict=True)
-    document |= {name: value for (name, value), default in said if value != default}
+    document |= {name: value for name, (value, usual) in optional.items() if value != usual}
     _validated(document, "the plan")
     return document
 

@@ -26,20 +26,11 @@ from placer.units import Summarized, format_bytes, format_seconds
 class Plan(Summarized):
     """A placement of all tables of a model on a machine.
 
-    Attributes
-    ----------
-    tables : tuple of Table
-    topology : Topology
-    shards : tuple of Shard
-        They cover every row × column of every table exactly once, apart from replicas.
-    row_order : dict of table name to RowOrder
-        Row orders of tables; other tables have order ``id``.
-    hot_ids : dict of table name to int64 array
-        The ids that the row order lists, hottest first; saved beside the plan.
-    solver : SolverRecord
-    provenance : Provenance
-    batch_size, pipeline, dense, widths, growing, exchange_dtype
-        Those of the `placer.Problem` that the plan solves.
+    The `shards` cover every row × column of every table exactly once, apart from replicas.
+    `row_order` and `hot_ids` are by table. Tables without a row order have order ``id``. `hot_ids`
+    are the ids that the row order lists, hottest first; they are saved beside the plan.
+    `batch_size`, `pipeline`, `dense`, `widths`, `growing` and `exchange_dtype` are those of the
+    `placer.Problem` that the plan solves.
 
     Examples
     --------

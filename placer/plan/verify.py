@@ -230,8 +230,6 @@ def coverage_fault(table: Table, shards: Sequence[Shard]) -> str | None:
     >>> coverage_fault(Table("t", 10, 4), halves[:1])
     "table 't', columns 0..4: rank 1 is covered 0 times; every row must be covered once"
     """
-    if table.rows == 0:
-        return None
     work = 0
     by_columns = _bands(_slices(shards, table.rows), "left", "right", table.dim)
     for left, right, columns in by_columns:

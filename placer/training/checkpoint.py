@@ -76,7 +76,10 @@ def save(
         write_manifest(hidden.partial, body)
         hidden.publish()
         tidy(folder)
-        _remove_all_but(folder, keep)
+        for old in by_step(folder)[:-keep]:
+            # Rename it first, so an interrupted removal does not look like a checkpoint.
+            removed = old.rename(folder / f".{old.name}.partial")
+            shutil.rmtree(removed)
 
     tensors: dict[Name, AnyTensor] = {
         (group, key): tensor
@@ -104,14 +107,6 @@ def tidy(folder: Path) -> None:
             shutil.rmtree(replaced)
         else:
             replaced.rename(target)
-
-
-def _remove_all_but(folder: Path, keep: int) -> None:
-    for old in by_step(folder)[:-keep]:
-        # Rename it first, so an interrupted removal does not look like a checkpoint.
-        hidden = folder / f".{old.name}.partial"
-        old.rename(hidden)
-        shutil.rmtree(hidden)
 
 
 def exist(folder: Path) -> bool:

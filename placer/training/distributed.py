@@ -74,10 +74,6 @@ class Ranks:
 
         A rank without a fault raises the first rank's: the same kind of PlacerError and message.
         """
-        if self._comm is None:
-            if fault is not None:
-                raise fault
-            return
         if isinstance(fault, BackendError):
             raise fault  # A rank may be lost and would not answer.
         if self.any(fault is not None):
@@ -117,16 +113,13 @@ class Ranks:
                 try:
                     item = next(stream, None)
                 except Exception as error:
-                    if self._comm is None:
-                        raise
                     fault = error
-                if self._comm is not None:
-                    samples = -1 if item is None else samples_of(item)
-                    said = self.numbers([fault is not None, stops(), samples])
-                    if any(failed for failed, _, _ in said):
-                        self.agree(fault)
-                    _check_same([size for _, _, size in said])
-                    self.stopping |= any(stop for _, stop, _ in said)
+                samples = -1 if item is None else samples_of(item)
+                said = self.numbers([fault is not None, stops(), samples])
+                if any(failed for failed, _, _ in said):
+                    self.agree(fault)
+                _check_same([size for _, _, size in said])
+                self.stopping |= any(stop for _, stop, _ in said)
                 if item is None:
                     return
                 yield item

@@ -20,12 +20,7 @@ from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.optimizers import rounding_of
 from placer.interrupt import Interrupt
 from placer.plan.plan import Plan
-from placer.storage.manifest import (
-    Checkpoint,
-    Position,
-    growing_settings,
-    table_settings,
-)
+from placer.storage.manifest import Checkpoint, Position, growing_settings, table_settings
 from placer.storage.tensor_rows import AnyTensor, TensorRows
 from placer.training import checkpoint
 from placer.training.config import CheckpointPolicy, TraceRequest, TrainConfig

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, get_args
 
 import torch
@@ -71,14 +70,9 @@ class Tracer:
             self._profile.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # An error of the trace must not hide an error of the run.
-        self._failed = error is not None
+        self._failed = kind is not None
         self._stop()
 
     def step(self) -> None:

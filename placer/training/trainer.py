@@ -81,13 +81,11 @@ class Dlrm(nn.Module):
             start = torch.randn(self.dim, generator=generator) / math.sqrt(self.dim)
             self.constant = nn.Parameter(start)
         # A list, because names of features may hold dots, which names of modules may not.
+        other = [name for name, width in feature_dims.items() if width != self.dim]
         self.projections = nn.ModuleList(
-            _linear(width, self.dim, generator, bias=False)
-            for width in feature_dims.values()
-            if width != self.dim
+            _linear(feature_dims[name], self.dim, generator, bias=False) for name in other
         )
-        narrow = [index for index, width in enumerate(feature_dims.values()) if width != self.dim]
-        self._projection_of = {feature: position for position, feature in enumerate(narrow)}
+        self._projection_of = {name: position for position, name in enumerate(other)}
         pairs = torch.tril_indices(vectors, vectors, offset=-1)
         self.register_buffer("pairs", pairs[0] * vectors + pairs[1], persistent=False)
         self.top = _mlp([self.dim + pairs.shape[1], *top, 1], generator, active)
@@ -103,9 +101,9 @@ class Dlrm(nn.Module):
         else:
             x = self.constant.expand(dense.shape[0], -1)
         vectors = [x]
-        for index, name in enumerate(self.feature_names):
+        for name in self.feature_names:
             vector = pooled[name].float()
-            position = self._projection_of.get(index)
+            position = self._projection_of.get(name)
             vectors.append(vector if position is None else self.projections[position](vector))
         stacked = torch.stack(vectors, dim=1)
         products = torch.bmm(stacked, stacked.transpose(1, 2)).flatten(1)

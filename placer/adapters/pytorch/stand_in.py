@@ -76,19 +76,11 @@ class StandIn(nn.Module):
             table.saves.model_saved(with_rows=table.in_state_dict, is_stateful=table.is_stateful)
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *found: Any
     ) -> None:
         # Runs hooks; there is nothing of nn.Module's own to load.
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, False, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, metadata, False, *found)
+        missing_keys, unexpected_keys, error_msgs = found
         key = f"{prefix}weight"
         names = {key: "weight"}
         if self.table.grows:

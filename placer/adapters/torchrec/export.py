@@ -122,19 +122,19 @@ def document(
             tables[part.name]["sharding_type"] = "row_wise"  # Not table-wise on one GPU.
         if part.remapped:
             remapped[part.name] = {"table": part.source, "ranks": [part.start, part.stop]}
-    made = {"plan": {module: tables}, "remapped": remapped}
-    if growing:
-        made["managed_collisions"] = {}
-    for table in (plan.tables_by_name[name] for name in growing):
+    hashed: dict[str, Any] = {}
+    for name in growing:
+        table = plan.tables_by_name[name]
         features = [feature.name for feature in table.features]
-        made["managed_collisions"][table.name] = {
-            "name": table.name,
+        hashed[name] = {
+            "name": name,
             "zch_size": table.rows,
             "total_num_buckets": len(plan.topology.gpus),
             "eviction_policy_name": "LRU_EVICTION",
             "eviction_config": {"features": features, "single_ttl": 0},
         }
-    return made
+    made = {"plan": {module: tables}, "remapped": remapped}
+    return made | ({"managed_collisions": hashed} if growing else {})
 
 
 @contextmanager
@@ -287,21 +287,18 @@ def _written(plan: Plan, part: Part, device: str) -> dict[str, Any]:
         "compute_kernel": sharding.kernel,
         "ranks": [block.rank for block in sharding.blocks],
     }
-    if sharding.kind != "data_parallel":
-        own["shards"] = []
-    for block in sharding.blocks if "shards" in own else ():
+    shards = []
+    for block in sharding.blocks:
         gpu = plan.topology.gpus[block.rank]
         local = [other.id for other in plan.topology.gpus_of(gpu.host)]
         where = device if device == "cpu" else f"{device}:{local.index(gpu.id)}"
         # TorchRec has no empty tables: a table without rows gets one row.
         rows = block.rows if part.table.rows else 1
-        own["shards"].append(
-            {
-                "shard_offsets": [block.first_row, block.first_column],
-                "shard_sizes": [rows, block.width],
-                "placement": f"rank:{block.rank}/{where}",
-            }
-        )
+        offsets, sizes = [block.first_row, block.first_column], [rows, block.width]
+        placement = f"rank:{block.rank}/{where}"
+        shards.append({"shard_offsets": offsets, "shard_sizes": sizes, "placement": placement})
+    if sharding.kind != "data_parallel":
+        own["shards"] = shards
     if sharding.load_factor is not None:
         own["cache_params"] = {"load_factor": sharding.load_factor}
     return own

@@ -70,19 +70,12 @@ def managed_collisions(
         from torchrec.modules import hash_mc_evictions as evictions
         from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
         from torchrec.modules.mc_modules import ManagedCollisionCollection
-    modules = {
-        name: HashZchManagedCollisionModule(
-            **{
-                **own,
-                "eviction_policy_name": evictions.HashZchEvictionPolicyName(
-                    own["eviction_policy_name"]
-                ),
-                "eviction_config": evictions.HashZchEvictionConfig(**own["eviction_config"]),
-            },
-            device=device,
-        )
-        for name, own in options.items()
-    }
+    modules = {}
+    for name, own in options.items():
+        policy = evictions.HashZchEvictionPolicyName(own["eviction_policy_name"])
+        config = evictions.HashZchEvictionConfig(**own["eviction_config"])
+        how = {**own, "eviction_policy_name": policy, "eviction_config": config}
+        modules[name] = HashZchManagedCollisionModule(**how, device=device)
     return ManagedCollisionCollection(modules, configs)
 
 
