@@ -553,11 +553,10 @@ def verify(
         file.seal(path)
     meets = "" if constraints_path is None else f"; it meets {constraints_path}"
     report.print_violations(broken, loaded, f"{path} is sound", meets, output)
-    if broken:
-        if seal:
-            found = counted(len(broken), "violation")
-            report.print_stderr(f"placer: {path} was not sealed, because of {found}", "red")
-        sys.exit(1)
+    if seal and broken:
+        found = counted(len(broken), "violation")
+        report.print_stderr(f"placer: {path} was not sealed, because of {found}", "red")
+    sys.exit(1 if broken else 0)
 
 
 @_command

@@ -64,16 +64,12 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
     ):
         return profile
     # Begins of runs of ids with consecutive ranks in both orders and equal access counts.
-    starts = distinct(
-        np.concatenate(
-            [
-                np.zeros(1, dtype=np.int64),
-                *(ids for order in (planned, own) for ids in (order.listed, order.listed + 1)),
-                own.unlisted_ids(cdf.ranks[(cdf.ranks >= own.listed.size) & (cdf.ranks < rows)]),
-                planned.unlisted_ids(edges[edges >= planned.listed.size]),
-            ]
-        )
+    listed = [ids for order in (planned, own) for ids in (order.listed, order.listed + 1)]
+    unlisted = (
+        own.unlisted_ids(cdf.ranks[(cdf.ranks >= own.listed.size) & (cdf.ranks < rows)]),
+        planned.unlisted_ids(edges[edges >= planned.listed.size]),
     )
+    starts = distinct(np.concatenate([np.zeros(1, dtype=np.int64), *listed, *unlisted]))
     starts = starts[starts < rows]
     lengths = np.diff(starts, append=rows)
     segment = np.searchsorted(cdf.ranks, own.ranks(starts), side="right") - 1
@@ -83,14 +79,9 @@ def _in_order(profile: TableProfile, plan: Plan) -> TableProfile:
     order = np.argsort(rank) if strided else np.lexsort((-weight, between))
     lengths, weight, between = lengths[order], weight[order], between[order]
     last = np.append((np.diff(weight) != 0) | (np.diff(between) != 0), True)
-    ranks = np.cumsum(lengths)[last]
-    shares = np.cumsum(lengths * weight)[last]
-    return replace(
-        profile,
-        cdf=_CdfOverRanks(
-            np.concatenate(([0], ranks)).astype(np.int64), np.concatenate(([0.0], shares))
-        ),
-    )
+    ranks = np.append(0, np.cumsum(lengths)[last])
+    shares = np.append(0.0, np.cumsum(lengths * weight)[last])
+    return replace(profile, cdf=_CdfOverRanks(ranks, shares))
 
 
 def even_words(tables: Sequence[str]) -> str:

@@ -313,13 +313,9 @@ def _dense_bytes(plan: Plan) -> tuple[float, dict[str, float], tuple[float, floa
         return 0.0, {}, (0.0, 0.0)
     network = DenseNetwork.of(plan.dense, plan.tables)
     memory = dense_memory(network, plan.batch_size, len(plan.topology.gpus))
-    always = {
+    always: dict[str, float] = {
         "dense parameters": memory.parameter_bytes,
         "dense state": memory.state_bytes,
         "gradient buckets": memory.bucket_bytes,
     }
-    return (
-        float(memory.gradient_bytes),
-        {purpose: float(size) for purpose, size in always.items()},
-        pass_bytes(network, plan.batch_size),
-    )
+    return memory.gradient_bytes, always, pass_bytes(network, plan.batch_size)

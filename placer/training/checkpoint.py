@@ -75,7 +75,6 @@ def save(
         }
         write_manifest(hidden.partial, body)
         hidden.publish()
-        tidy(folder)
         for old in by_step(folder)[:-keep]:
             # Rename it first, so an interrupted removal does not look like a checkpoint.
             removed = old.rename(folder / f".{old.name}.partial")

@@ -124,13 +124,8 @@ class TrainConfig:
 
     def embedding_options(self) -> dict[str, Any]:
         """Keyword arguments of `PlacedEmbeddings`."""
-        return {
-            "lr": self.embedding_rate,
-            **{
-                name: getattr(self, name)
-                for name in ("eps", "device", "seed", "backend", "cache_policy", "drive")
-            },
-        }
+        names = "eps", "device", "seed", "backend", "cache_policy", "drive"
+        return {"lr": self.embedding_rate, **{name: getattr(self, name) for name in names}}
 
     def is_held_out(self, batch: int) -> bool:
         """Return whether a batch is held out, by its number in its epoch, counted from 0."""

@@ -8,7 +8,7 @@ from placer.adapters.torchrec.export import require_torchrec
 from placer.adapters.torchrec.sharding import sharding_of
 from placer.adapters.torchrec.split import split_tables_of
 from placer.errors import PlanMismatchError
-from placer.plan.fields import Lookup, RowOrder, Shard, SolverRecord
+from placer.plan.fields import Lookup, Memory, RowOrder, Shard, SolverRecord
 from placer.plan.memory import buffered
 from placer.plan.plan import Plan
 from placer.profile.profile import Profile
@@ -130,6 +130,7 @@ def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:
             f"{', '.join(LOOKUPS)}"
         )
     lookup = LOOKUPS[sharding.compute_kernel]
+    memory: Memory = "hbm" if lookup == "device" else "dram"
     gpus = [gpu.id for gpu in machine.gpus]
     if sharding.sharding_type == "data_parallel":
         whole = ((0, table.rows, 1), (0, table.dim))
@@ -148,17 +149,9 @@ def _shards_of(machine: Topology, table: Table, sharding: Any) -> list[Shard]:
         (row, column), (rows, width) = metadata.shard_offsets, metadata.shard_sizes
         if not rows:
             continue
-        shards.append(
-            Shard(
-                table.name,
-                (row, row + rows, 1),
-                (column, column + width),
-                (gpus[rank],),
-                "hbm" if lookup == "device" else "dram",
-                lookup,
-                min(rows, max(1, round(factor * rows))) if lookup == "cached" else 0,
-            )
-        )
+        place = (row, row + rows, 1), (column, column + width), (gpus[rank],)
+        cache_rows = min(rows, max(1, round(factor * rows))) if lookup == "cached" else 0
+        shards.append(Shard(table.name, *place, memory, lookup, cache_rows))
     if sharding.sharding_type in ("row_wise", "table_row_wise", "grid_shard"):
         sharding_of(machine, table, shards)  # TorchRec accepts other blocks but trains wrong rows.
     return shards
