@@ -102,7 +102,6 @@ def _check_outputs(given: Iterable[tuple[click.Parameter, Any]]) -> None:
 
 
 def _parameter(name: str, hint: Any, spec: Option) -> click.Parameter:
-    """Return the click parameter for an option or an argument."""
     several = get_origin(hint) is tuple
     known: dict[str, Any] = {"type": _click_type(hint, spec), "required": spec.default is ...}
     # Pass None, too: without a default, click takes False for a flag such as --a/--no-a.

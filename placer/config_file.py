@@ -63,7 +63,6 @@ class _Loader(_FastLoader):  # type: ignore[misc]
 
 
 def _values(source: Path) -> Any:
-    """Return the parsed content of a file."""
     suffix = source.suffix.lower()
     if suffix == ".json":
         return read_json(source, MOST_BYTES)

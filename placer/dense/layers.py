@@ -138,11 +138,8 @@ class DenseEntry(StrictModel):
 
     def layers(self) -> DenseLayers:
         """Return the layers that the fields describe."""
-        return DenseLayers(
-            **self.model_dump(exclude={"top", "bottom"}),
-            top=tuple(self.top),
-            bottom=tuple(self.bottom),
-        )
+        layers = {"top": tuple(self.top), "bottom": tuple(self.bottom)}
+        return DenseLayers(**{**self.model_dump(), **layers})
 
 
 def read(path: StrPath) -> DenseLayers:

@@ -122,7 +122,6 @@ class _Load:
 
     @property
     def lookups(self) -> float:
-        """Lookups of all arenas."""
         return sum(arena.lookups for arena in self.arenas.values())
 
 

@@ -180,9 +180,8 @@ def _row_order_violations(plan: Plan, table: Table) -> Iterator[Violation]:
         yield Violation("row_order", table.name, f"{where} of kind 'profile' lists no ids")
     elif ids.size and (ids.min() < 0 or ids.max() >= table.rows):
         bad = int(ids[(ids < 0) | (ids >= table.rows)][0])
-        yield Violation(
-            "row_order", table.name, f"{where}: id {bad} is outside 0..{table.rows - 1}"
-        )
+        text = f"{where}: id {bad} is outside 0..{table.rows - 1}"
+        yield Violation("row_order", table.name, text)
     elif np.unique(ids).size != ids.size:
         yield Violation("row_order", table.name, f"{where} lists an id more than once")
 

@@ -233,11 +233,9 @@ def check_data(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
                 f"the checkpoint is of a log of {len(before)} files, this one has {len(now)}{end}"
             )
         if (one["size_bytes"], one["sha256"]) != (two["size_bytes"], two["sha256"]):
-            what = (
-                f"{two['size_bytes']} bytes instead of {one['size_bytes']}"
-                if one["size_bytes"] != two["size_bytes"]
-                else "other bytes"
-            )
+            what = "other bytes"
+            if one["size_bytes"] != two["size_bytes"]:
+                what = f"{two['size_bytes']} bytes instead of {one['size_bytes']}"
             raise CheckpointError(
                 f"the checkpoint is of another log: its file {number} was {one['name']}, and "
                 f"{two['name']} has {what}{end}"

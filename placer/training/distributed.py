@@ -173,12 +173,9 @@ def joined_ranks(config: TrainConfig, plan: Plan | None = None) -> Iterator[Rank
     if on_gpu:
         torch.cuda.set_device(torch.device(device_of_rank(config.device)))
     if ours:
+        kind = "nccl" if on_gpu and not servers else "gloo"
         try:
-            dist.init_process_group(
-                "nccl" if on_gpu and not servers else "gloo",
-                timeout=timeout,
-                **_own_store(timeout),
-            )
+            dist.init_process_group(kind, timeout=timeout, **_own_store(timeout))
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise BackendError(
@@ -227,11 +224,8 @@ def _own_store(timeout: timedelta | None) -> dict[str, Any]:
     options: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     store, rank, world = next(rendezvous("env://", **options))
     start = name_of_start(store, rank, world, store.timeout.total_seconds())
-    return {
-        "store": dist.distributed_c10d.PrefixStore(start, store),
-        "rank": rank,
-        "world_size": world,
-    }
+    own = dist.distributed_c10d.PrefixStore(start, store)
+    return {"store": own, "rank": rank, "world_size": world}
 
 
 def name_of_start(store: "Store", rank: int, world: int, wait_s: float) -> str:

@@ -125,7 +125,6 @@ def scale_dense(dense: Tensor) -> Tensor:
 def _mlp(
     widths: Sequence[int], generator: torch.Generator, active: type[nn.Module]
 ) -> nn.Sequential:
-    """Return linear layers with activations between them."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [_linear(inputs, outputs, generator), active()]

@@ -317,11 +317,9 @@ def _unlike(
     own = table.table.optimizer
     for name in _OPTIONS:
         if group.get(name):
-            why = (
-                ": a step updates the rows that it reads and no others"
-                if name == "weight_decay"
-                else f", whose optimizer is {own!r} without it"
-            )
+            why = f", whose optimizer is {own!r} without it"
+            if name == "weight_decay":
+                why = ": a step updates the rows that it reads and no others"
             yield f"{name}={group[name]} does not act on placed tables{why}"
     for name in ("lr", "eps", "betas"):
         if name in said or name not in group or (name != "lr" and kind != own):

@@ -213,10 +213,8 @@ def _unsupported(module: EmbeddingModule) -> list[str]:
         faults.append("max_norm changes rows while they are read; placed tables do not")
     if module.scale_grad_by_freq:
         faults.append("scale_grad_by_freq is not supported")
-    if "forward" in vars(module) or type(module).forward not in (
-        nn.Embedding.forward,
-        nn.EmbeddingBag.forward,
-    ):
+    plain = nn.Embedding.forward, nn.EmbeddingBag.forward
+    if "forward" in vars(module) or type(module).forward not in plain:
         faults.append(f"{type(module).__name__} has a forward of its own, which would be lost")
     held = {**module._parameters, **module._buffers, **module._modules}
     others = [name for name, one in held.items() if name != "weight" and one is not None]

@@ -139,7 +139,6 @@ class _TableCounter:
         self.counts = DenseCounts(table.weight.shape[0])
 
     def note(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record a module's call, before its forward."""
         lookups = _lookups(module, *args, **kwargs)
         if module.padding_idx is not None:
             lookups = without(lookups, module.padding_idx)

@@ -143,11 +143,8 @@ def _blocks(
     if [(first.first_column, first.width) for first in firsts] != even:
         widths = ", ".join(str(block.width) for block in firsts)
         raise refuse(f"column slices of {widths} of its {table.dim} columns are not even")
-    known: dict[ShardingType, list[Block]] = {
-        "column_wise" if columns_divided else "table_wise": [
-            first._replace(rows=table.rows) for first in firsts
-        ]
-    }
+    whole: ShardingType = "column_wise" if columns_divided else "table_wise"
+    known = {whole: [first._replace(rows=table.rows) for first in firsts]}
     if not columns_divided:
         known["row_wise"] = _row_blocks(table, firsts[0], list(range(len(topology.gpus))))
     if is_pooled:
