@@ -118,7 +118,6 @@ class MeasuredDense:
 
 Dense = DenseLayers | MeasuredDense
 
-
 Width = Annotated[int, Field(ge=1)]
 
 

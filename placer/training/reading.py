@@ -23,7 +23,6 @@ READ_SAMPLES = 65536
 
 T = TypeVar("T")
 
-
 _NOTHING = torch.empty(0)
 
 

@@ -271,7 +271,6 @@ _OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam, "sgd": 
 _IMPORT_COMPILER = ("add_param_group", "state_dict", "zero_grad", "load_state_dict", "step")
 """Optimizer methods whose torch wrappers import ``torch._dynamo``, which takes two seconds."""
 
-
 _MULTIPLY_ADDS_PER_S = 2e10
 """Multiply-adds a second of a core in MLPs. Measured with 64 to 1,024 columns: 1.8e10 to 3.2e10."""
 

@@ -138,14 +138,6 @@ class Call:
                 self.made = self.output.of_rows(self.rows)
         return self.made
 
-    def check_first(self) -> None:
-        """Raise DataError unless this is the first backward pass through the call."""
-        if self.ended or self.gradient is not None:
-            raise DataError(
-                f"table {self.table.name!r}: a second backward pass through one forward; each "
-                "updates the table, so run the forward again"
-            )
-
     def let_go(self) -> None:
         """Release the lookup without an update. Its rows may then move."""
         self.step, self.rows, self.ended = None, None, True
@@ -213,8 +205,11 @@ class LookupNode(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, call = None, ctx.call
-        if call.trains:
-            call.check_first()
+        if call.trains and (call.ended or call.gradient is not None):
+            raise DataError(
+                f"table {call.table.name!r}: a second backward pass through one forward; each "
+                "updates the table, so run the forward again"
+            )
         _ = ctx.saved_tensors  # Raises if they were changed since, as torch's lookups do.
         if ctx.needs_input_grad[1]:
             of_rows = gradient.float()

@@ -74,6 +74,8 @@ class PlacedTable:
         self.eps: float = options["eps"]  # Added to √state.
         self.lr_share = 1.0
         self.options = options
+        has_state = bool(OPTIMIZER_STATE[self.table.optimizer])
+        self.is_stateful = has_state or options["rounding"] == "stochastic"
         self.calls: list[Call] = []  # Calls that have a gradient.
         self.open_calls = OpenCalls(self.calls)
         self.set_trainable(trainable)
@@ -116,12 +118,6 @@ class PlacedTable:
     def backend(self) -> str:
         """Name of the backend; if ranks share the table, the name that was asked for."""
         return str(self.options["backend"]) if self._own is None else self._own.backend
-
-    @property
-    def is_stateful(self) -> bool:
-        """Whether its optimizer has a state."""
-        has_state = bool(OPTIMIZER_STATE[self.table.optimizer])
-        return has_state or self.options["rounding"] == "stochastic"
 
     def look_up(
         self, lookups: BagBatch, output: Output | None = None, are_rows: bool = False
