@@ -234,14 +234,12 @@ def _own_output_bytes(plan: Plan) -> float:
     """Return bytes of the vectors that a GPU receives from all servers, for its own samples."""
     total, seen = 0.0, set()
     for shard in plan.shards:
-        servers = ["own"] if len(shard.devices) > 1 else list(shard.devices)
-        table = plan.tables_by_name[shard.table]
-        for server in servers:
-            group = server, shard.table, shard.cols
-            if group not in seen:
-                seen.add(group)
-                vectors = output_vectors(table, plan.batch_size, 0.0)
-                total += vectors * shard.width * _FLOAT_BYTES
+        server = "own" if len(shard.devices) > 1 else shard.devices[0]
+        group = server, shard.table, shard.cols
+        if group not in seen:
+            seen.add(group)
+            vectors = output_vectors(plan.tables_by_name[shard.table], plan.batch_size, 0.0)
+            total += vectors * shard.width * _FLOAT_BYTES
     return total
 
 

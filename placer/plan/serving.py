@@ -80,17 +80,14 @@ def _cached_rows(profile: Profile, hit_rate: float) -> dict[str, int]:
     lookups = np.concatenate([lookups for _, lookups in segments])
     row_bytes = np.array([each.table.dim * DTYPE_BYTES[each.table.dtype] for each in tables])
     order = np.argsort(-lookups / (rows * row_bytes[of_table]), kind="stable")
-    taken = np.cumsum(lookups[order])
+    own = lookups[order]
     # Slightly less, because sums in another order differ in the last bits.
     wanted = hit_rate * float(lookups.sum()) * (1 - 1e-12)
-    last = int(np.searchsorted(taken, wanted, side="left"))
+    left = wanted - np.append(0.0, np.cumsum(own)[:-1])
+    # The share of each segment's rows to take: all, none, or some of the one that reaches it.
+    share = np.divide(left, own, out=np.zeros_like(own), where=own > 0).clip(0, 1)
     counts = np.zeros(len(tables))
-    np.add.at(counts, of_table[order[:last]], rows[order[:last]])
-    if last < order.size:  # Take only some rows of the segment that reaches it.
-        before = float(taken[last - 1]) if last else 0.0
-        part = order[last]
-        share = (wanted - before) / lookups[part] if lookups[part] else 0.0
-        counts[of_table[part]] += np.ceil(share * rows[part] - 1e-9)
+    np.add.at(counts, of_table[order], np.ceil(share * rows[order] - 1e-9))
     return {each.name: int(count) for each, count in zip(tables, counts, strict=True)}
 
 
