@@ -317,16 +317,8 @@ def _scores(
             called = DistributedDataParallel(
                 called, gpus, broadcast_buffers=False, process_group=process_group
             )
-    if compiler is None:
-        return called
-
-    def scores(dense: Tensor, pooled: Mapping[str, Tensor]) -> Tensor:
-        # Some errors only come with the first batch, such as a missing compiler.
-        with _compiler_errors(compiler):
-            logits: Tensor = called(dense, pooled)
-        return logits
-
-    return scores
+    # Some errors only come with the first batch, such as a missing compiler.
+    return called if compiler is None else _compiler_errors(compiler)(called.__call__)
 
 
 @contextlib.contextmanager
