@@ -6,6 +6,7 @@ gradients beside copies of others. It follows the executor and `placer.training.
 process for each GPU. benchmarks/step_memory.py compares it with PyTorch's allocator.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -182,21 +183,12 @@ def largest_batch(
     Staging buffers keep the plan's size, so larger batches read more of their cold rows in place.
     """
 
-    def fits(samples: int) -> bool:
+    def is_too_large(samples: int) -> bool:
         larger = replace(plan, batch_size=samples)
         peaks = peak_memory(larger, profile, capacity_bytes=capacity_bytes)
-        return all(peak.free_bytes >= 0 for peak in peaks)
+        return any(peak.free_bytes < 0 for peak in peaks)
 
-    if not fits(1):
-        return 0
-    most = 1
-    while most < 1 << 30 and fits(2 * most):
-        most *= 2
-    step = most // 2
-    while step:
-        most += step if fits(most + step) else 0
-        step //= 2
-    return most
+    return bisect_left(range(1, 1 << 31), True, key=is_too_large)
 
 
 def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:

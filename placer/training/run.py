@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -201,12 +202,8 @@ class Run:
         """Return the remaining batches of the pass, within the step limit, prepared ahead."""
         config, position = self._config, self.position
         limit = None if config.max_steps is None else config.max_steps - position.step
-
-        def read() -> Generator[tuple[BagBatch | None, Reading]]:
-            names = self.embeddings.feature_names
-            skip = position.samples
-            return readings(self._log, names, config, skip=skip, limit=limit, ranks=self._ranks)
-
+        read = partial(readings, self._log, self.embeddings.feature_names, config, limit=limit)
+        read = partial(read, skip=position.samples, ranks=self._ranks)
         # A chunk of the log has many batches. The thread reads the next chunk while one trains.
         depth = max(2, READ_SAMPLES // config.batch_size)
         timed = self._timed(in_background(read, depth) if self._looks_ahead else read())
