@@ -258,26 +258,8 @@ def to_dict(plan: "Plan") -> dict[str, Any]:
             "name": topology.name,
             "emulated": topology.emulated,
             "devices": [
-                {
-                    "id": gpu.id,
-                    "kind": "gpu",
-                    "memory_bytes": gpu.memory_bytes,
-                    "host": gpu.host,
-                    "bandwidth_bytes_per_s": float(gpu.hbm_bytes_per_s),
-                    "launch_s": gpu.launch_s,
-                    **({"chip": gpu.chip} if gpu.chip else {}),
-                }
-                for gpu in topology.gpus
-            ]
-            + [
-                {
-                    "id": host.id,
-                    "kind": "host",
-                    "memory_bytes": host.memory_bytes,
-                    "bandwidth_bytes_per_s": float(host.dram_bytes_per_s),
-                    **({} if host.drive is None else {"drive": asdict(host.drive)}),
-                }
-                for host in topology.hosts
+                *(_device("gpu", gpu, gpu.hbm_bytes_per_s) for gpu in topology.gpus),
+                *(_device("host", host, host.dram_bytes_per_s) for host in topology.hosts),
             ],
             "links": [asdict(link) for link in topology.links],
         },
@@ -296,6 +278,13 @@ def to_dict(plan: "Plan") -> dict[str, Any]:
     document |= {name: value for name, (value, usual) in optional.items() if value != usual}
     _validated(document, "the plan")
     return document
+
+
+def _device(kind: str, device: Gpu | Host, bytes_per_s: float) -> dict[str, Any]:
+    """Return a GPU or a host for a plan file, without fields that are empty."""
+    known = asdict(device) | {"kind": kind, "bandwidth_bytes_per_s": float(bytes_per_s)}
+    named = [name for name in DeviceModel.model_fields if known.get(name) not in (None, "")]
+    return {name: known[name] for name in named}
 
 
 def _said(part: Shard | Provenance | DenseLayers, **usual: Any) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 
 import numpy as np
@@ -297,7 +298,7 @@ def _part_fault(active: Sequence[_Slice], low: int, high: int, columns: str) -> 
     # Check one full period of the strides, or all ranks if they are fewer: each must have one
     # owner. The rest repeats.
     strides = {one.step for one in active}
-    span = _period(strides, high - low)
+    span = reduce(lambda period, step: min(math.lcm(period, step), high - low), strides, 1)
     if span > _MOST_SPAN:
         return f"strides {sorted(strides)[:9]} have too long a common period"
     owners = np.zeros(span, dtype=np.int32)
@@ -308,13 +309,3 @@ def _part_fault(active: Sequence[_Slice], low: int, high: int, columns: str) -> 
     rank = int(np.flatnonzero(owners != 1)[0])
     times = f"rank {low + rank} is covered {owners[rank]} times"
     return f"{columns}: {times}; every row must be covered once"
-
-
-def _period(strides: Iterable[int], most: int) -> int:
-    """Return the common period of strides, but at most `most`."""
-    period = 1
-    for step in strides:
-        period = math.lcm(period, step)
-        if period >= most:
-            return most
-    return period

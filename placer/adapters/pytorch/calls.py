@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_map_only
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, ShardedEmbeddings
@@ -323,29 +324,18 @@ class Later(Tensor):
             is_seen = name not in _KNOWN_BEFORE
         with torch._C.DisableTorchFunctionSubclass():
             if is_seen:  # `__torch_dispatch__` would be too late for autograd.
-                _mapped((args, kwargs), lambda later: later.call.result())
+                tree_map_only(Later, lambda later: later.call.result(), (args, kwargs))
             if name in _OF_MEMORY:
-                args, kwargs = _mapped((args, kwargs), torch.ops.aten.alias.default)
+                args, kwargs = tree_map_only(Later, torch.ops.aten.alias.default, (args, kwargs))
             return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        plain, options = _mapped((args, kwargs or {}), _values)
+        plain, options = tree_map_only(Later, _values, (args, kwargs or {}))
         out = func(*plain, **options)
         return args[0] if func._schema.is_mutable else out
-
-
-def _mapped(values: Any, function: Callable[[Later], Any]) -> Any:
-    """Return arguments with a function applied to each `Later` tensor."""
-    if isinstance(values, Later):
-        return function(values)
-    if type(values) in (list, tuple):
-        return type(values)(_mapped(value, function) for value in values)
-    if type(values) is dict:
-        return {key: _mapped(value, function) for key, value in values.items()}
-    return values
 
 
 def _values(later: Later) -> Tensor:

@@ -10,7 +10,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +61,7 @@ class SharedTables:
         several = dist.is_available() and dist.is_initialized()
         self.world = dist.get_world_size() if several else 1
         self._numbers = {table.name: number for number, table in enumerate(plan.tables)}
-        self._parts: dict[tuple[str, ...], ShardedEmbeddings] = {}
+        self._part = lru_cache(len(plan.tables) + _MOST_PARTS)(self._made_part)
         self._whole: ShardedEmbeddings | None = None
         self._closed = False
         self._waiting: list[Call] = []
@@ -114,7 +114,7 @@ class SharedTables:
         """Move all tables to another device."""
         self.flush()
         old, self._whole, self.device = self.whole, None, device
-        self._parts.clear()
+        self._part.cache_clear()
         before, after = old.id_order(), self.whole.id_order()
         for tensor in before.tensors():
             after.overwrite(tensor, before.read(tensor))
@@ -203,14 +203,8 @@ class SharedTables:
             self.tables[name].calls.clear()
             self.tables[name].updates += self.whole.counts_updates
 
-    def _part(self, names: tuple[str, ...]) -> ShardedEmbeddings:
-        if len(names) == len(self._numbers):
-            return self.whole
-        part = self._parts.pop(names, None) or self.whole.part(names)
-        self._parts[names] = part  # Now the last to be dropped.
-        if len(self._parts) > len(self._numbers) + _MOST_PARTS:
-            del self._parts[next(iter(self._parts))]
-        return part
+    def _made_part(self, names: tuple[str, ...]) -> ShardedEmbeddings:
+        return self.whole if len(names) == len(self._numbers) else self.whole.part(names)
 
     def _serve(self, calls: Sequence[Call]) -> None:
         """Look up calls that all ranks have made: calls of one size and kind together."""

@@ -133,9 +133,8 @@ def _blocks(
         Block(shard.row_count, shard.width, shard.rows[0], shard.cols[0], rank)
         for shard, rank in parts
     ]
-    slices: dict[int, Block] = {}  # The first block of each column slice.
-    for block in blocks:
-        slices.setdefault(block.first_column, block)
+    # The first block of each column slice.
+    slices = {block.first_column: block for block in reversed(blocks)}
     firsts = [slices[column] for column in sorted(slices)]
     width, is_pooled = firsts[0].width, all(own.pooling != "none" for own in table.features)
     columns_divided = width < table.dim
