@@ -55,19 +55,12 @@ def deferred_interrupt() -> Iterator[Interrupt]:
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it.
         numbers.append(signal.SIGHUP)
-    previous = {number: signal.getsignal(number) for number in numbers}
+    with contextlib.ExitStack() as previous:
 
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        def note(number: int, frame: FrameType | None) -> None:
+            interrupt.requested = True
+            previous.close()
 
-    def note(number: int, frame: FrameType | None) -> None:
-        interrupt.requested = True
-        restore()
-
-    for number in previous:
-        signal.signal(number, note)
-    try:
+        for number in numbers:
+            previous.callback(signal.signal, number, signal.signal(number, note))
         yield interrupt
-    finally:
-        restore()
