@@ -8,7 +8,8 @@ are in HBM, column slices are equally wide, and a GPU holds one shard of a table
 of HugeCTR 23 (`split_column_wise_sharding_config`, embedding_collection.cpp).
 """
 
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 from placer.errors import PlanMismatchError
 from placer.plan.fields import Shard
@@ -17,19 +18,11 @@ from placer.plan.verify import refuse_growing, verify
 from placer.tables import Table
 
 
-class ShardingArguments(TypedDict):
-    """The arguments as JSON types. A table with several column slices is ``[name, slices]``.
+def to_hugectr(plan: Plan) -> dict[str, Any]:
+    """Return ``shard_matrix`` and ``shard_strategy`` of a plan as JSON types, for ``json.dump``.
 
-    HugeCTR wants tuples for these lists and for the pairs of ``shard_strategy``; see
-    `as_arguments`.
-    """
-
-    shard_matrix: list[list[str]]
-    shard_strategy: list[list[Any]]
-
-
-def to_hugectr(plan: Plan) -> ShardingArguments:
-    """Return the shard matrix and the shard strategy of a plan, for ``json.dump``.
+    A table with several column slices is ``[name, slices]``. HugeCTR wants tuples for these lists
+    and for the pairs of ``shard_strategy``; see `as_arguments`.
 
     Raises PlanError if the plan is not sound. Raises PlanMismatchError if HugeCTR has no such
     placement. The message names the table and says why.
@@ -58,7 +51,7 @@ def to_hugectr(plan: Plan) -> ShardingArguments:
     return {"shard_matrix": matrix, "shard_strategy": [own for own in strategy if own[1]]}
 
 
-def as_arguments(document: ShardingArguments) -> dict[str, Any]:
+def as_arguments(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments with tuples, for ``ebc_config.shard(**as_arguments(document))``."""
     return {
         "shard_matrix": document["shard_matrix"],
