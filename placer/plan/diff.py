@@ -26,8 +26,6 @@ from placer.topology.topology import Topology
 Slice = tuple[int, int, int]
 
 TableStatus = Literal["same", "moved", "added", "removed", "reshaped"]
-MoveKind = str
-"""``kept``, ``served elsewhere``, ``dropped``, or a change of memory such as ``HBM to DRAM``."""
 
 _BLOCK_IDS = 1 << 14
 
@@ -54,7 +52,7 @@ class Move:
     """
 
     table: str
-    kind: MoveKind
+    kind: str
     source: Home
     target: Home | None
     cells: int
@@ -160,7 +158,7 @@ def _table_diff(old: Plan, new: Plan, name: str) -> TableDiff:
         return TableDiff(name, "reshaped", cells, detail=", ".join(shape))
     covered = changed = 0
     retyped: dict[str, None] = {}
-    moves: dict[tuple[MoveKind, Home, Home | None], list[int]] = {}
+    moves: dict[tuple[str, Home, Home | None], list[int]] = {}
     for source, target, rows, width in _common_parts(old, new, name):
         covered += rows * width
         was, now = homes_of(source), homes_of(target)
@@ -234,13 +232,13 @@ def host_of(topology: Topology, home: Home) -> str:
 
 def _steps_to(
     old: Plan, new: Plan, was: tuple[Home, ...], now: tuple[Home, ...]
-) -> list[tuple[MoveKind, Home, Home | None]]:
+) -> list[tuple[str, Home, Home | None]]:
     """Return the moves of a part of a row from its old homes to its new homes.
 
     A move has a kind, a source and a target. Homes are only dropped if there is no new home;
     otherwise, they are sources.
     """
-    steps: list[tuple[MoveKind, Home, Home | None]] = [
+    steps: list[tuple[str, Home, Home | None]] = [
         ("kept", home, home) for home in now if home in was
     ]
     added = [home for home in now if home not in was]
