@@ -75,7 +75,7 @@ _LONGEST = 8
 _IDLE_RUNS = 6
 """Stop after this many longest runs without a gain."""
 
-_RESTARTS_SHARE, _LEAST_RESTARTS, _RESTART_STEPS = 0.5, 2, 3000
+_RESTARTS_SHARE, _LEAST_RESTARTS, _RESTART_STEPS = 0.8, 2, 3000
 """Share of the time for restarts, their least number for each thread, and the steps of each of
 their runs for each table and GPU. On DCNv2 with servers, drives and int8, seven of ten restarts of
 this length ended within 2% of the best known plan, five of ten of half or twice the length."""
@@ -93,7 +93,7 @@ def anneal(
 
     There are as many runs at once as threads, or one if steps are limited. The search ends at
     `target_s` seconds, when the clock is spent, or when long runs gain nothing. With an `other`
-    start, which may be slower, half of the time goes to short searches that all begin there.
+    start, which may be slower, most of the time goes to short searches that all begin there.
     """
     if start.instance.gpus == 1 or not (is_compiled(run_moves) or clock.repeats):
         return start
@@ -135,7 +135,7 @@ class _Annealing:
 
     def restarted(self, best: Assignment, start: Assignment, target_s: float) -> Assignment:
         """Anneal from `start` again and again, each thread by itself; return the best of all."""
-        clock, heats = self._clock.part(_RESTARTS_SHARE), self._heats[:-1]
+        clock, heats = self._clock.part(_RESTARTS_SHARE), _HEATS[:-1]
         instance = self._problem.instance
         steps = _RESTART_STEPS * (instance.tables + instance.gpus) // SLOWER
         if not clock.repeats:
