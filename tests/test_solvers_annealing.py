@@ -96,10 +96,16 @@ def test_sums_of_a_state_are_those_of_its_shards(hot: float, many_gpus: int) -> 
 
 
 def test_of_two_starts_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs go on from both by turns, and what they find is no slower than either."""
+    """Most steps go to searches from the other start, the rest to runs from the best so far."""
     monkeypatch.setattr(search, "_STEPS_PER_PLACE", 0)
     monkeypatch.setattr(search, "_LEAST_STEPS", 100)
-    slow = begun()
+    monkeypatch.setattr(search, "_RESTART_STEPS", 5)
+    slow, begins = begun(), list[float]()
+    problem_start = AnnealingProblem.start
+
+    def noted(self: AnnealingProblem, start: Assignment, power: int) -> tuple[object, ...]:
+        begins.append(start.step_time_s)
+        return problem_start(self, start, power)
 
     def found_from(start: Assignment, other: Assignment | None, steps: int) -> float:
         clock = Clock.start(Limits(time_limit_s=600, max_steps=steps))
@@ -111,8 +117,12 @@ def test_of_two_starts_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = best[0]
     assert fast_s < 0.9 * slow.step_time_s
     assert found_from(slow, fast, 1) <= fast_s
-    # The first four runs are from the slow one, the next four from the other.
-    assert found_from(slow, fast, 1_200) < fast_s
+    assert found_from(fast, slow, 1) <= fast_s
+    monkeypatch.setattr(AnnealingProblem, "start", noted)
+    assert found_from(slow, slow, 2_000) < 0.9 * slow.step_time_s
+    assert begins[:3].count(slow.step_time_s) < 3, "a restart goes on from its own runs"
+    assert begins[3:].count(slow.step_time_s) >= 3, "and the next one begins again"
+    assert begins[-1] == min(begins)
 
 
 def test_phases_count_less_where_more_gpus_are_the_slowest() -> None:
