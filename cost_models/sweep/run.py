@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from cost_models import CostModel, CostReport
 from cost_models.dense import DenseCost, dense_cost
@@ -62,20 +62,13 @@ class Point:
     extra_servers: int = 0
 
 
-class _ServerLoad(NamedTuple):
-    """Seconds of memory per step, and bytes, that one table takes of a server that pools it."""
-
-    dram_s: float
-    held_bytes: int
-
-
 class Embeddings:
     """Costs of embeddings, computed once, as they do not depend on the dense layers."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
         self._reports: dict[tuple[object, ...], CostReport | ImpossibleError] = {}
-        self._loads: dict[tuple[object, ...], _ServerLoad] = {}
+        self._loads: dict[tuple[object, ...], tuple[float, int]] = {}
 
     def report(
         self, name: str, topology: Topology, setting: Setting, placement: Placement
@@ -93,15 +86,15 @@ class Embeddings:
             raise report
         return report
 
-    def server_load(self, server: Host, setting: Setting, samples: int) -> _ServerLoad:
-        """Return one table's load of a server, for a step of `samples` samples."""
+    def server_load(self, server: Host, setting: Setting, samples: int) -> tuple[float, int]:
+        """Return the seconds of a server's memory for one table in a step, and its bytes."""
         key = (server, samples, *setting.embedding_key)
         if key not in self._loads:
             problem = Problem(setting.profile(1), server_topology(server), samples)
             plan = pooled_by_host(problem, self.model)
             report = self.model.evaluate(problem, plan)
             held = device_memory(plan)[server.id].total_bytes
-            self._loads[key] = _ServerLoad(report.hosts[0].dram_s, held)
+            self._loads[key] = report.hosts[0].dram_s, held
         return self._loads[key]
 
 
@@ -168,9 +161,8 @@ class Steps:
         if self.platform.network_bytes_per_s is None:
             raise ImpossibleError(f"the network of {self.platform.name} is not known")
         samples = setting.batch * len(topology.gpus)
-        server = cpu_server()
         tables = -(-setting.sparse // servers)
-        load = self._load(server, samples, tables, "parameter server")
+        pooling_s = self._pooling_s(cpu_server(), samples, tables, "parameter server")
         sent = self._network_bytes * samples
         ports = self.platform.network_bytes_per_s * len(topology.hosts)
         dense = self._dense(topology)
@@ -183,7 +175,7 @@ class Steps:
             "gpu": max(cost.step_s for cost in dense),
             "host link": link_s,
             "network": sent / ports,
-            "servers' memory": tables * load.dram_s,
+            "servers' memory": pooling_s,
             "servers' network": sent * tables / setting.sparse / CPU_SERVER.network.bytes_per_s,
         }
         words = f"{servers} parameter servers"
@@ -194,8 +186,8 @@ class Steps:
         platform, tables = self.platform, self.setting.sparse
         servers = len(platform.topology.hosts) if platform.topology else platform.servers
         if servers == 1:
-            load = self._load(platform.server, CPU_BATCH, tables, platform.name)
-            parts = {"cpu": self._cpu_compute_s, "host memory": tables * load.dram_s}
+            pooling_s = self._pooling_s(platform.server, CPU_BATCH, tables, platform.name)
+            parts = {"cpu": self._cpu_compute_s, "host memory": pooling_s}
             return self._step("cpu", CPU_BATCH, parts, detail="one server")
         steps: list[Point] = []
         for trainers in range(1, servers):
@@ -211,14 +203,13 @@ class Steps:
         platform, setting = self.platform, self.setting
         assert platform.network_bytes_per_s is not None, "several servers have a network"
         tables = -(-setting.sparse // servers)
-        load = self._load(platform.server, CPU_BATCH, tables, "parameter server")
-        sent = self._network_bytes * CPU_BATCH
-        port = platform.network_bytes_per_s
+        pooling_s = self._pooling_s(platform.server, CPU_BATCH, tables, "parameter server")
+        sent, port = self._network_bytes * CPU_BATCH, platform.network_bytes_per_s
         parts = {
             "cpu": self._cpu_compute_s,
             "network": sent / port,
             # A server serves all trainers, one after the other.
-            "servers' memory": trainers * tables * load.dram_s,
+            "servers' memory": trainers * pooling_s,
             "servers' network": trainers * sent * tables / setting.sparse / port,
         }
         detail = f"{trainers} trainers, {servers} parameter servers"
@@ -229,13 +220,13 @@ class Steps:
         rate = self.platform.gpu.per_s
         return tuple(dense_cost(network, topology, gpu, batch, rate) for gpu in topology.gpus)
 
-    def _load(self, server: Host, samples: int, tables: int, name: str) -> _ServerLoad:
-        """Return the load of each of `tables` tables on a server; raises if they do not fit."""
-        load = self.embeddings.server_load(server, self.setting, samples)
-        short = tables * load.held_bytes - server.memory_bytes
+    def _pooling_s(self, server: Host, samples: int, tables: int, name: str) -> float:
+        """Return the seconds of a server's memory for tables; raises if they do not fit."""
+        seconds, held_bytes = self.embeddings.server_load(server, self.setting, samples)
+        short = tables * held_bytes - server.memory_bytes
         if short > 0:
             raise _too_small(Shortage(server.id, "dram", short, f"{tables} tables"), name)
-        return load
+        return tables * seconds
 
     @property
     def _cpu_compute_s(self) -> float:
