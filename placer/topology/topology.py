@@ -274,24 +274,17 @@ class Topology(TopologyFields):
 
         Raises TopologyError if a GPU would have more memory than its card.
         """
-        gpus, hosts = self.gpus, self.hosts
+        gpus, hosts = self.gpus, []
         if hbm is not None:
             gpus = tuple(replace(gpu, memory_bytes=parse_bytes(hbm)) for gpu in gpus)
-        if dram is not None:
-            size = parse_bytes(dram)
-            hosts = tuple(
-                replace(host, memory_bytes=size) if self.gpus_of(host.id) else host
-                for host in hosts
-            )
-        if ssd is not None:
-            size = parse_bytes(ssd)
-            hosts = tuple(
-                replace(host, drive=replace(host.drive or Drive(0), memory_bytes=size))
-                if self.gpus_of(host.id)
-                else host
-                for host in hosts
-            )
-        return replace(self, gpus=gpus, hosts=hosts)._checked()
+        for host in self.hosts:
+            if dram is not None and self.gpus_of(host.id):
+                host = replace(host, memory_bytes=parse_bytes(dram))
+            if ssd is not None and self.gpus_of(host.id):
+                drive = replace(host.drive or Drive(0), memory_bytes=parse_bytes(ssd))
+                host = replace(host, drive=drive)
+            hosts.append(host)
+        return replace(self, gpus=gpus, hosts=tuple(hosts))._checked()
 
     @classmethod
     def parse(

@@ -218,15 +218,13 @@ def _with_servers(machine: Topology) -> Topology | None:
     if None in on_network or len(machine.hosts) < 2:
         return None
     server, port = cpu_server(), CPU_SERVER.network.bytes_per_s
-    latency_s = NETWORK_LATENCY_S
+    like = Link("", "network", "network", port, NETWORK_LATENCY_S)
     if machine.servers:
         server = machine.servers[-1]
-        like = machine.link_of(server.id, "network")
-        assert like is not None, "all hosts have one"
-        port, latency_s = like.bytes_per_s, like.latency_s
+        like = machine.link_of(server.id, "network") or like
     names = [f"host:+{number}" for number in range(1, _MORE_SERVERS + 1)]
     hosts = tuple(replace(server, id=name) for name in names)
-    links = tuple(Link(name, "network", "network", port, latency_s) for name in names)
+    links = tuple(replace(like, a=name) for name in names)
     return replace(machine, hosts=(*machine.hosts, *hosts), links=(*machine.links, *links))
 
 
