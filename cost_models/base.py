@@ -233,12 +233,7 @@ class CostModel(Protocol):
 
     Inherit this class and override what your model knows. By default a step is one phase, GPUs do
     not slow each other, launches and arenas cost nothing, and dividing a table may save time.
-
-    Attributes
-    ----------
-    name : str
-    uniform_splits : bool
-        Whether all shards of a table must have the same share of their rows in HBM.
+    `uniform_splits` says that all shards of a table must have the same share of their rows in HBM.
     """
 
     name: str

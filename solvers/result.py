@@ -24,21 +24,11 @@ See Linux's documentation of control groups, version 2.
 
 
 class SearchState(NamedTuple):
-    """The progress of a search.
+    """The progress of a search."""
 
-    Attributes
-    ----------
-    stage : str
-        The present stage of the strategy.
-    step_time_s : float or None
-        Step time of the best placement so far.
-    bound_s : float
-        Proven lower limit of the step time.
-    """
-
-    stage: str
-    step_time_s: float | None
-    bound_s: float
+    stage: str  # The present stage of the strategy.
+    step_time_s: float | None  # Step time of the best placement so far.
+    bound_s: float  # Proven lower limit of the step time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +149,9 @@ class SolveResult(Summarized):
     >>> result
     SolveResult(plan: none, ended: feasible, step: 1.25 s, bound: 1 s, gap: 25%)
 
-    Attributes
-    ----------
-    plan : Plan or None
-    step_time_s : float or None
-        The plan's step time by `CostModel.evaluate`.
-    bound_s : float or None
-        Proven lower limit of the step time over the search space described by
-        `stats["search_space"]`.
-    stats : dict
-        Seconds of the search, and counts of the solver.
+    `step_time_s` is the plan's by `CostModel.evaluate`. `bound_s` is a proven lower limit of the
+    step time over the search space that `stats["search_space"]` describes. `stats` also has the
+    seconds of the search, and counts of the solver.
     """
 
     plan: Plan | None

@@ -166,10 +166,7 @@ LEAST_SHARD_S = 1e-7
 class Calibrated(StepEquation):
     """A cost model with measured constants; see `cost_models.CostModel`.
 
-    Parameters
-    ----------
-    name : str
-        A name with which `cost_models.cost_model` finds the model again.
+    `name` is a name with which `cost_models.cost_model` finds the model again.
     """
 
     def __init__(self, calibration: Calibration, name: str = "calibrated") -> None:

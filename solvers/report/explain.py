@@ -12,7 +12,7 @@ from placer.topology.kinds import GPU_KINDS
 from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.alternatives import Alternative
 from solvers.analysis.explain import Explanation, ShardMargin
-from solvers.report.plan import MOST_DEVICES, placement_kind, short_names
+from solvers.report.plan import MOST_DEVICES, devices_of, placement_kind
 
 MOST_ALTERNATIVES = 12
 """Number of alternatives that the report shows."""
@@ -22,8 +22,7 @@ def explain_report(explanation: Explanation) -> Report:
     """Report what binds a table, the worth of HBM to its rows, and its alternatives."""
     current = explanation.current
     table = current.plan.tables_by_name[explanation.table]
-    shards = current.plan.shards_by_table[explanation.table]
-    devices = short_names(device for shard in shards for device in shard.devices)
+    devices = devices_of(current.plan, explanation.table)
     facts: Row = {
         "table": explanation.table,
         **form.attributes(table, "rows", "dim"),
@@ -90,8 +89,7 @@ def _alternatives(explanation: Explanation) -> Section:
         return f"{worst} lacks {format_bytes(short[worst])}{more}"
 
     def devices(one: Alternative) -> str:
-        shards = one.plan.shards_by_table[explanation.table]
-        return short_names(device for shard in shards for device in shard.devices)
+        return devices_of(one.plan, explanation.table)
 
     return table_of(
         (now, *explanation.alternatives),
