@@ -180,7 +180,6 @@ class CostReport:
 
     @property
     def _chain_phases(self) -> tuple[PhaseCost, ...]:
-        """The phases of the longest chain."""
         names, times = self.longest_chain
         hosts = {host.device for host in self.hosts}
         are_gpus = np.array([gpu.device not in hosts for gpu in self.gpus])

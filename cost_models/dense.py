@@ -153,7 +153,6 @@ CPU_FLOPS: dict[str, FlopRate] = {
 }
 """CPU rates by server: the CPU server and Zion of Acun et al., or a GPU kind's 8-GPU server."""
 
-
 FORWARD_KERNELS = 2
 """Kernels of a layer's forward pass: product with bias, and activation. This number and the next
 two count what PyTorch launches; they are not measured."""

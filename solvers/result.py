@@ -105,18 +105,11 @@ def usable_cores() -> int:
 class Termination:
     """Why a solver stopped.
 
-    Attributes
-    ----------
-    reason : {"optimal", "feasible", "infeasible", "no_plan"}
-        ``optimal``: the plan is within the gap of the bound. ``feasible``: a plan without this
-        proof. ``infeasible``: proof that no plan exists. ``no_plan``: no plan was found, without a
-        proof that there is none.
-    limit : {"time", "steps", "stop", None}
-        The limit that ended the search, if any.
-    detail : str
-        An explanation for people.
-    shortages : tuple of Shortage
-        The memories that are too small, and by how many bytes, if there is no plan.
+    `reason` is ``optimal`` for a plan within the gap of the bound, ``feasible`` for a plan without
+    this proof, ``infeasible`` if it is proven that no plan exists, and ``no_plan`` if none was
+    found without such a proof. `limit` is the limit that ended the search, if any. `detail` is an
+    explanation for people. Without a plan, `shortages` has the memories that are too small, and by
+    how many bytes.
     """
 
     reason: Reason

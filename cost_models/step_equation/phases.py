@@ -25,7 +25,6 @@ ReadKind = Literal["device", "staged", "uva", "host", "hit", "miss"]
 
 READ_KINDS: tuple[ReadKind, ...] = ("device", "staged", "uva", "host", "hit", "miss")
 
-
 Amount = npt.NDArray[Any] | float
 """An amount of work of one shard, or an array for many shards."""
 

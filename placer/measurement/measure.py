@@ -136,7 +136,6 @@ class _Processes:
             self._pipes.append(ours)
 
     def run(self, job: Job) -> list[Measured]:
-        """Measure a plan; return the times of each rank."""
         for pipe in self._pipes:
             pipe.send(job)
         times: list[Measured] = []
@@ -151,7 +150,6 @@ class _Processes:
         return times
 
     def close(self) -> None:
-        """End the processes."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)

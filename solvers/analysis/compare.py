@@ -18,7 +18,6 @@ from solvers.result import Limits, Solver, SolveResult, Termination
 CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
 """Strategies of trainers without a cost model."""
 
-
 SAMPLES = 1_000_000_000
 """Number of training samples for which prices and times are given."""
 

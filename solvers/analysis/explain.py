@@ -34,7 +34,6 @@ _FULL = 0.99
 _GAIN = 1e-6
 """A step counts as faster if it is shorter by this share: more than rounding errors."""
 
-
 Constraint = Literal[
     "hbm", "dram", "hottest row", "pin", "tier", "forbidden", "together", "work"
 ]  # fmt: skip

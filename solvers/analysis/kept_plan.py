@@ -326,7 +326,6 @@ def order_within_slices(
 
 
 def _reads(counts: RowCounts, ids: Int) -> Int:
-    """Return the access count of each row."""
     reads = np.zeros(ids.size, dtype=np.int64)
     if counts.ids.size:
         at = np.minimum(np.searchsorted(counts.ids, ids), counts.ids.size - 1)

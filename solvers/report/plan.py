@@ -264,7 +264,6 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
 
 
 def _time_section(cost: CostReport) -> Section:
-    """Return the table of each device's seconds of work in a step."""
     dram_s = {host.device: host.dram_s for host in cost.hosts}
     parts = "device", "hbm_s", "link_s", "communication_s", "launch_s"
     rows: list[tuple[Any, ...]] = [
@@ -292,7 +291,6 @@ def _time_section(cost: CostReport) -> Section:
 
 
 def _phase_section(cost: CostReport) -> Section:
-    """Return the table of the phases that make up the step."""
     names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
     rows: list[Row] = [attributes(one, *names) for one in cost.phases]
     at = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), len(rows))
