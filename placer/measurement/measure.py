@@ -102,19 +102,16 @@ class Measurer:
         if self._processes is None:
             self._processes = _Processes(self.setting)
         try:
-            return _slowest(self._processes.run(job))
+            of_ranks = self._processes.run(job)
         except BaseException:
             self._processes.close()
             self._processes = None
             raise
-
-
-def _slowest(of_ranks: Sequence[Measured]) -> Measured:
-    """Return the time of the slowest rank in each step."""
-    return Measured(
-        tuple(map(max, zip(*(times.wall_s for times in of_ranks), strict=True))),
-        tuple(map(max, zip(*(times.cpu_s for times in of_ranks), strict=True))),
-    )
+        # Steps take as long as on the slowest rank.
+        return Measured(
+            tuple(map(max, zip(*(times.wall_s for times in of_ranks), strict=True))),
+            tuple(map(max, zip(*(times.cpu_s for times in of_ranks), strict=True))),
+        )
 
 
 class _Processes:
