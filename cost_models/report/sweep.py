@@ -2,7 +2,7 @@
 
 import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ from placer.units import significant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 _LOOKS = [*zip((*SERIES, INK), (*MARKERS, "p"), strict=True)]
 """Colours and markers of nine placements. Markers tell lines apart without colours."""
@@ -189,10 +191,14 @@ def plot_sweep(sweep: Sweep, path: str | os.PathLike[str]) -> None:
         for panel, machine in zip(panels[:, 0], machines, strict=True):
             panel.set_ylabel(f"{machine}\nsamples/s", color=INK)
         lines = {line.get_label(): line for panel in panels.flat for line in panel.lines}
-        named = [lines[name] for name in sweep.placements if name in lines]
-        across = max(1, int(inches[0] / _LEGEND_INCHES))  # As many beside each other as fit.
-        look: Any = {"frameon": False, "labelcolor": INK, "fontsize": _LEGEND_POINTS}
-        figure.legend(handles=named, ncols=across, loc="outside lower center", **look)
+        _legend(figure, [lines[name] for name in sweep.placements if name in lines])
+
+
+def _legend(figure: "Figure", lines: "Sequence[Line2D]") -> None:
+    """Write the names of lines below the panels, as many beside each other as fit."""
+    across = max(1, int(figure.get_figwidth() / _LEGEND_INCHES))
+    look: Any = {"frameon": False, "labelcolor": INK, "fontsize": _LEGEND_POINTS}
+    figure.legend(handles=lines, ncols=across, loc="outside lower center", **look)
 
 
 def _draw_lines(panel: "Axes", sweep: Sweep, machine: str, axis: str) -> None:

@@ -8,7 +8,7 @@ from cost_models import CostModel, CostReport
 from cost_models.dense import DenseCost, dense_cost
 from cost_models.step_equation.loads import ID_BYTES, OUTPUT_BYTES
 from cost_models.sweep.models_and_machines import Platform, Setting, cases, server_topology
-from cost_models.sweep.placements import PLACEMENTS, Placement, pooled_by_host, shortage
+from cost_models.sweep.placements import PLACEMENTS, pooled_by_host, shortage
 from placer.errors import PlacerError, PlanMismatchError, ProblemError
 from placer.plan.memory import Shortage, device_memory
 from placer.problem import Problem
@@ -70,15 +70,16 @@ class Embeddings:
         self._reports: dict[tuple[object, ...], CostReport | ImpossibleError] = {}
         self._loads: dict[tuple[object, ...], tuple[float, int]] = {}
 
-    def report(
-        self, name: str, topology: Topology, setting: Setting, placement: Placement
-    ) -> CostReport:
+    def report(self, name: str, topology: Topology, setting: Setting, placement: str) -> CostReport:
         """Return the cost of a placement's embeddings on the GPUs of platform `name`."""
-        key = (name, placement.name, setting.batch, *setting.embedding_key)
+        key = (name, placement, setting.batch, *setting.embedding_key)
         if key not in self._reports:
-            assert placement.plan is not None, "servers have no plan on GPUs"
-            problem = Problem(setting.profile(), topology, setting.batch)
-            plan = placement.plan(problem, self.model)
+            make, problem = (
+                PLACEMENTS[placement],
+                Problem(setting.profile(), topology, setting.batch),
+            )
+            assert make is not None, "servers have no plan on GPUs"
+            plan = make(problem, self.model)
             short = shortage(plan)
             self._reports[key] = _too_small(short) if short else self.model.evaluate(problem, plan)
         report = self._reports[key]
@@ -108,14 +109,14 @@ class Steps:
     embeddings: Embeddings
     parameter_servers: int
 
-    def point(self, placement: Placement) -> Point:
+    def point(self, placement: str) -> Point:
         """Return the point of a placement, with its cost or the reason why it is not possible."""
         try:
             return self._costed(placement)
         except ImpossibleError as error:
-            return self._point(placement.name, shortage=error.shortage, detail=str(error))
+            return self._point(placement, shortage=error.shortage, detail=str(error))
         except PlanMismatchError as error:  # A cost model that does not know the placement.
-            return self._point(placement.name, detail=str(error))
+            return self._point(placement, detail=str(error))
 
     def _point(self, placement: str, **known: Any) -> Point:
         return Point(self.platform.name, placement, self.setting, dict(self.varied), **known)
@@ -128,32 +129,33 @@ class Steps:
         speed = {"step_time_s": step_s, "samples_per_s": samples / step_s}
         return self._point(placement, **speed, parts_s=parts_s, waits_for=waits_for, **more)
 
-    def _costed(self, placement: Placement) -> Point:
+    def _costed(self, placement: str) -> Point:
         """Cost a placement; raises `ImpossibleError` if it is not possible on the platform."""
-        if placement.name == "cpu":
+        if placement == "cpu":
             return self._on_cpus()
         topology = self.platform.topology
         if topology is None:
             raise ImpossibleError(f"{self.platform.name} has no GPUs")
-        if placement.name == "remote":
+        if placement == "remote":
             return self._remote(topology)
-        if placement.name == "host-pooled" and len(topology.hosts) > 1:
+        if placement == "host-pooled" and len(topology.hosts) > 1:
             raise ImpossibleError("pooled rows that cross to other hosts are not modelled")
         return self._on_gpus(topology, placement)
 
-    def _on_gpus(self, topology: Topology, placement: Placement) -> Point:
+    def _on_gpus(self, topology: Topology, placement: str) -> Point:
         report = self.embeddings.report(self.platform.name, topology, self.setting, placement)
         dense = self._dense(topology)
         busy, link = 0.0, 0.0
         for gpu, cost, rest in zip(topology.gpus, report.gpus, dense, strict=True):
             own_s = cost.hbm_s + cost.launch_s + cost.communication_s + rest.step_s
-            busy = max(busy, own_s if placement.copies_ahead else own_s + cost.link_s)
+            # Rows that are read in place cross the host link during the step, not ahead of it.
+            busy = max(busy, own_s + cost.link_s * (placement == "host-read"))
             between_s = cost.communication_s + rest.allreduce_s
             link = max(link, cost.link_s + rest.input_s + _shared(topology, gpu.id, between_s))
         host_s = max(host.dram_s for host in report.hosts)
         parts = {"gpu": busy, "host link": link, "host memory": host_s}
         samples, share = self.setting.batch * len(topology.gpus), report.hbm_lookup_share
-        return self._step(placement.name, samples, parts, hbm_lookup_share=share)
+        return self._step(placement, samples, parts, hbm_lookup_share=share)
 
     def _remote(self, topology: Topology) -> Point:
         """Cost tables on CPU servers, which pool rows for the GPUs and update them."""
@@ -341,7 +343,7 @@ def sweep(
         if stop is not None and stop():
             break
         steps = Steps(machine, setting, changed, embeddings, parameter_servers)
-        points += [steps.point(PLACEMENTS[name]) for name in placements]
+        points += [steps.point(name) for name in placements]
         if on_point is not None:
             on_point(done + 1, len(todo), machine.name)
     varied = {axis: tuple(values) for axis, values in axes.items()}
