@@ -26,19 +26,12 @@ _Device = TypeVar("_Device", Gpu, Host)
 class Constraints:
     """Rules for tables, groups of tables to keep together, and memory to keep free.
 
-    Attributes
-    ----------
-    tables : tuple of (key, TableRule)
-        A key is a table's name or a shell pattern (``C1*``). All rules that match a table apply.
-    together : tuple of tuples of str
-        Tables or patterns. One GPU must serve all tables of a group, each of them whole. Groups
-        that share a table become one group.
-    reserve : tuple of (device, bytes)
-        Memory to keep free on a device (``gpu:0``), or on all devices of a kind (``gpu``,
-        ``host``). The entry of a device overrides the entry of its kind.
+    A key of `tables` is a table's name or a shell pattern (``C1*``). All rules that match a table
+    apply. Groups of `together` have tables or patterns. One GPU must serve all tables of a group,
+    each of them whole. Groups that share a table become one group. `reserve` has bytes to keep free
+    on a device (``gpu:0``), or on all devices of a kind (``gpu``, ``host``). The entry of a device
+    overrides the entry of its kind.
 
-    Examples
-    --------
     >>> from placer import TableRule
     >>> constraints = Constraints.of({"C1*": TableRule(tier="hbm")}, reserve={"gpu": "2GiB"})
     >>> constraints.rule_of("C12").tier, constraints.rule_of("C2").tier

@@ -53,14 +53,10 @@ def measure_plan(
 ) -> Measured:
     """Time steps of a plan, with lookups drawn from a profile.
 
-    For several plans, one `Measurer` is faster.
+    For several plans, one `Measurer` is faster. `batch_size` has the samples of a rank, by default
+    the plan's.
 
     Raises BackendError if the backend is not available, or a rank fails.
-
-    Parameters
-    ----------
-    batch_size : int, optional
-        Samples per rank; by default the plan's.
     """
     with Measurer(Setting(backend, device, ranks, threads)) as measurer:
         return measurer.measure(plan, profile, batch_size, seed=seed, effort=effort)
