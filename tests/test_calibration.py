@@ -129,9 +129,11 @@ def test_two_ranks_are_timed_together() -> None:
     assert len(one.wall_s) == len(two.wall_s) == 2 * QUICK.least_steps
 
 
-def test_a_measurement_is_its_lower_quartile_with_its_spread() -> None:
-    assert Measured((1.0,) * 8, (0.99,) * 8).spread() == 0
-    assert Measured((1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0), (1.0,) * 8).spread() > 0.5
+def test_noise_is_told() -> None:
+    steady = Measured((1.0,) * 8, (0.99,) * 8)
+    assert not steady.noisy
+    assert Measured((1.0,) * 8, (0.5,) * 8).noisy
+    assert Measured((1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0), (1.0,) * 8).noisy
     assert Measured((3.0, 1.0, 9.0), (1.0,) * 3).seconds() == 1.0
 
 

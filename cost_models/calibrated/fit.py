@@ -29,11 +29,11 @@ from cost_models.calibrated.model import (
 )
 from cost_models.step_equation.work import work_of
 from placer.errors import PlacerError
-from placer.measurement.cases import Case, Clock, step_s
+from placer.measurement.cases import NOISY_SPREAD, NOISY_WAIT, Case, Clock, step_s
 from placer.measurement.machine import LEAST_CASES, Dataset, repeated
 
-_NOISY_SPREAD, _NOISY_DRIFT, _NOISY_WAIT = 0.15, 0.15, 0.15
-"""Call a machine noisy if a field of its `Noise` is larger."""
+NOISY_DRIFT = 0.15
+"""Call a machine noisy if times of the same case range over more than this share of the median."""
 
 _FOLDS = 6
 _RESAMPLES = 40
@@ -121,7 +121,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
     low, high = np.minimum(low, constants), np.maximum(high, constants)
     met = np.stack([one.amounts.sum(0) for one in observed]).sum(0) > 0
     noise = noise_of(dataset, clock)
-    waited = clock == "wall" and noise.wait > _NOISY_WAIT
+    waited = clock == "wall" and noise.wait > NOISY_WAIT
     return Calibration(
         constants={
             term: Constant(*(float(f"{value[n]:.6g}") for value in (constants, low, high)))
@@ -133,7 +133,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
         p90_error=round(float(np.quantile(errors, 0.9)), 4),
         cases=len(observed),
         noise=noise,
-        noisy=noise.spread > _NOISY_SPREAD or waited or noise.drift > _NOISY_DRIFT,
+        noisy=noise.spread > NOISY_SPREAD or waited or noise.drift > NOISY_DRIFT,
         setting={**asdict(dataset.setting), "clock": clock},
         machine=dataset.machine,
     )

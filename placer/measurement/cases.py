@@ -268,8 +268,14 @@ def _hot_cold_shards(
 Clock = Literal["wall", "cpu"]
 """Elapsed time, or processor time. Both are equal on a quiet machine with one thread."""
 
+NOISY_SPREAD = 0.15
+"""Times are noisy if their interquartile range exceeds this share of their median."""
+
 _GPU_LOAD = 32
 """Give a GPU this many times a core's lookups; with fewer, it only waits for kernel launches."""
+
+NOISY_WAIT = 0.15
+"""Times are noisy if elapsed time exceeds processor time by this share: other programs ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,6 +313,12 @@ class Measured:
             return 0.0
         low, _, high = statistics.quantiles(times, n=4)
         return (high - low) / statistics.median(times)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether other programs ran on the machine, or the times differ too much."""
+        waited = self.seconds("wall") > (1 + NOISY_WAIT) * self.seconds("cpu")
+        return waited or self.spread() > NOISY_SPREAD
 
 
 def step_s(measured: Iterable[Measured], clock: Clock = "wall") -> float:
