@@ -9,8 +9,6 @@ import numpy as np
 from cost_models.schedule import ONE_PHASE, Float, Schedule
 from placer.plan.memory import MemoryUse
 
-_ROUNDING = 1e-12
-
 _ALIKE = 1e-9
 """GPUs whose times differ by less than this share are equally slow: reports name the first one."""
 
@@ -68,7 +66,7 @@ class PhaseCost:
     def waits_s(self) -> float:
         """Mean seconds that GPUs wait for the slowest GPU; 0 if it is only a rounding error."""
         waits_s = self.slowest_s - self.mean_s
-        return waits_s if waits_s > _ROUNDING * self.slowest_s else 0.0
+        return waits_s if waits_s > 1e-12 * self.slowest_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
