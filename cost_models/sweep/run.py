@@ -300,8 +300,8 @@ def sweep(
     placements: Sequence[str] = tuple(PLACEMENTS),
     grid: bool = False,
     parameter_servers: int = PARAMETER_SERVERS,
-    on_point: Callable[[float, float | None, str], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    on_point: Callable[[float, float | None, str], None] = lambda done, total, name: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Sweep:
     """Cost every placement of every case on every platform.
 
@@ -314,9 +314,9 @@ def sweep(
         Values to try: one axis at a time, the others as in `base`, or all combinations if `grid`.
     parameter_servers : int
         Number of CPU servers of placement ``remote``.
-    on_point : callable, optional
+    on_point : callable
         Called after each case with the cases done, the number of cases, and the platform's name.
-    stop : callable, optional
+    stop : callable
         Called before each case; if it returns true, the sweep ends with the points so far.
 
     Examples
@@ -340,12 +340,11 @@ def sweep(
     embeddings = Embeddings(cost_model)
     points: list[Point] = []
     for done, (machine, changed, setting) in enumerate(todo):
-        if stop is not None and stop():
+        if stop():
             break
         steps = Steps(machine, setting, changed, embeddings, parameter_servers)
         points += [steps.point(name) for name in placements]
-        if on_point is not None:
-            on_point(done + 1, len(todo), machine.name)
+        on_point(done + 1, len(todo), machine.name)
     varied = {axis: tuple(values) for axis, values in axes.items()}
     what = tuple(platforms), tuple(placements), cost_model.name
     return Sweep(base, varied, grid, *what, tuple(points))

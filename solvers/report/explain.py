@@ -77,7 +77,7 @@ def _margins(explanation: Explanation) -> Section:
 
 
 def _alternatives(explanation: Explanation) -> Section:
-    now = explanation.current
+    now, table = explanation.current, explanation.table
 
     def lacking(one: Alternative) -> str:
         short = one.short_bytes
@@ -88,15 +88,12 @@ def _alternatives(explanation: Explanation) -> Section:
         more = f", {counted(others, 'other')} at most as much" if others else ""
         return f"{worst} lacks {format_bytes(short[worst])}{more}"
 
-    def devices(one: Alternative) -> str:
-        return devices_of(one.plan, explanation.table)
-
     return table_of(
         (now, *explanation.alternatives),
         "alternatives",
         "Alternatives, everything else as it is",
         Column("placement", "placement", wraps=True, of=lambda one: one.name),
-        Column("devices", "devices", spare=True, of=devices),
+        Column("devices", "devices", spare=True, of=lambda one: devices_of(one.plan, table)),
         Column("step_time_s", "step"),
         Column("ratio", "vs planned", of=lambda one: form.ratio(one.step_time_s, now.step_time_s)),
         Column("table_s", "GPU time"),
