@@ -245,17 +245,10 @@ def fleet(
     Machines with equal numbers of GPUs are solved one after the other. Their steps have equally
     many lookups, so each table's load is computed once.
 
-    Parameters
-    ----------
-    problem_on : callable
-        Returns the problem on a machine, by its name, always with the same profile.
-    prices : mapping, optional
-        Dollars an hour, by machine or by kind of GPU; the default is `LIST_PRICES`.
-    on_solved : callable
-        Called with the number of machines done, and of all machines to solve.
+    - `problem_on`: returns the problem on a machine, by its name, always with the same profile.
+    - `prices`: dollars an hour, by machine or by kind of GPU; the default is `LIST_PRICES`.
+    - `on_solved`: called with the number of machines done, and of all machines to solve.
 
-    Examples
-    --------
     >>> from cost_models import Roofline
     >>> from placer.workloads import named_workload
     >>> from solvers import solver
