@@ -9,8 +9,6 @@ import numpy as np
 from cost_models.schedule import ONE_PHASE, Float, Schedule
 from placer.plan.memory import MemoryUse
 
-_ROUNDING = 1e-12
-
 _ALIKE = 1e-9
 """GPUs whose times differ by less than this share are equally slow: reports name the first one."""
 
@@ -68,7 +66,7 @@ class PhaseCost:
     def waits_s(self) -> float:
         """Mean seconds that GPUs wait for the slowest GPU; 0 if it is only a rounding error."""
         waits_s = self.slowest_s - self.mean_s
-        return waits_s if waits_s > _ROUNDING * self.slowest_s else 0.0
+        return waits_s if waits_s > 1e-12 * self.slowest_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +81,6 @@ class CostReport:
     layers in the first chain; None for embeddings alone. `tables` has the tables with shards; their
     `gpu_s` add up to `GpuCost.total_s` of all GPUs.
 
-    Examples
-    --------
     >>> fast = GpuCost("gpu:0", hbm_s=0.002, link_s=0.0, communication_s=0.001, launch_s=0.0)
     >>> slow = GpuCost("gpu:1", hbm_s=0.001, link_s=0.004, communication_s=0.001, launch_s=0.0)
     >>> report = CostReport("roofline", (fast, slow), (), {}, hbm_lookup_share=0.9)
@@ -118,8 +114,6 @@ class CostReport:
         `scale`, mapping of part to float, or float64 of shape (GPUs,): factors for the parts of
         GPUs' times. `dram`, `dense`: factors for the times of hosts' memory and of dense layers.
 
-        Examples
-        --------
         >>> gpu = GpuCost("gpu:0", hbm_s=0.5, link_s=0.25, communication_s=0.0, launch_s=0.25)
         >>> report = CostReport("roofline", (gpu,), (), {}, hbm_lookup_share=0.9)
         >>> report.step_time_if({"hbm": 0.5})
@@ -184,7 +178,6 @@ class CostReport:
 
     @property
     def _chain_phases(self) -> tuple[PhaseCost, ...]:
-        """The phases of the longest chain."""
         names, times = self.longest_chain
         hosts = {host.device for host in self.hosts}
         are_gpus = np.array([gpu.device not in hosts for gpu in self.gpus])

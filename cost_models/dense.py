@@ -17,13 +17,10 @@ from placer.problem import Problem
 from placer.topology.devices import Gpu
 from placer.topology.topology import Topology
 
-_GPU_SHARE = 0.75
-_TENSOR_SHARE = 0.45
 _FITTED = (
     "the share is fitted to whole training steps that others published for DLRM, DCN-V2 and Wide & "
     "Deep (benchmarks/published)"
 )
-_CPU_SHARE = 0.50
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ def _gpu(chip: str, *tflops: float | None) -> dict[DenseMath, FlopRate]:
     return {
         math: FlopRate(
             rate * 1e12,
-            _GPU_SHARE if math == "float32" else _TENSOR_SHARE,
+            0.75 if math == "float32" else 0.45,
             f"{chip} datasheet, {math} without sparsity; {fitted}",
         )
         for math, rate in zip(_MATHS, tflops, strict=True)
@@ -116,7 +113,7 @@ def _cpu(sockets: int, cores: int, flops_per_cycle: int, ghz: float, chip: str) 
     """Return the peak of a server's CPUs: sockets × cores × operations per cycle × clock."""
     return FlopRate(
         sockets * cores * flops_per_cycle * ghz * 1e9,
-        _CPU_SHARE,
+        0.50,
         f"{sockets} sockets × {cores} cores × {flops_per_cycle} operations a cycle × {ghz:g} GHz "
         f"({chip}); the share is an assumption",
     )
@@ -152,7 +149,6 @@ CPU_FLOPS: dict[str, FlopRate] = {
     "gaudi3": _SAPPHIRE_RAPIDS,
 }
 """CPU rates by server: the CPU server and Zion of Acun et al., or a GPU kind's 8-GPU server."""
-
 
 FORWARD_KERNELS = 2
 """Kernels of a layer's forward pass: product with bias, and activation. This number and the next

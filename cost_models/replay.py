@@ -47,7 +47,6 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.distributed.division import servers_of
 from placer.plan.fields import PIPELINES, Pipeline
 from placer.problem import Problem
-from placer.profile.cdf import AccessCdf
 from placer.profile.profile import Profile
 from placer.profile.table_profile import TableProfile
 from placer.simulator.counts import StepCounts
@@ -134,8 +133,7 @@ class StepTimer:
         self._spread = np.ones(len(numbers))
         self._spread[:gpus] = with_own_part(1.0, gpus)
         if profile is None:  # Assume that all rows are read equally often.
-            alike = (TableProfile(one, AccessCdf.zipf(one.rows, 0.0)) for one in plan.tables)
-            profile = Profile(tuple(alike))
+            profile = Profile(tuple(TableProfile.zipf(one, 0.0) for one in plan.tables))
         # Parts and counts name tables by their numbers in the plan, so keep its order.
         profile = Profile(tuple(profile[table.name] for table in plan.tables))
         problem = Problem.of_plan(plan, profile)

@@ -103,8 +103,6 @@ EXECUTOR = RooflineConstants(
 class Roofline(StepEquation):
     """A cost model of bytes over bandwidths, as above; see `cost_models.CostModel`.
 
-    Examples
-    --------
     >>> from cost_models import TableShard
     >>> from placer import AccessCdf, Feature, Profile, Table, TableProfile, Topology
     >>> table = Table("ads", rows=100_000, dim=64, features=(Feature("ad"),))
@@ -119,16 +117,11 @@ class Roofline(StepEquation):
 
     def __init__(self, constants: RooflineConstants | None = None) -> None:
         self.constants = constants or RooflineConstants()
-        self._shares = _lookup_shares(self.constants)
+        self.lookup_shares = _lookup_shares(self.constants)
 
     def relative_error(self, problem: Problem) -> float | None:
         """Return the error for published steps that were not fitted; None for emulated GPUs."""
         return None if problem.topology.emulated else self.constants.relative_error
-
-    @property
-    def lookup_shares(self) -> Float:
-        """Shares with the bandwidths of lookups and updates. See `StepEquation.lookup_shares`."""
-        return self._shares
 
     def schedule(self, problem: Problem, *, with_servers: bool = True) -> Schedule:
         """Return the schedule with the time that trainers add. See `CostModel.schedule`."""

@@ -47,7 +47,6 @@ def log_stream(plan: Plan, log: EncodedLog, batch_size: int, batches: int | None
 
     Parameters
     ----------
-    plan : Plan
     log : EncodedLog
         The log, encoded with the id mapping of the plan's profile.
     batch_size : int

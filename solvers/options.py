@@ -69,7 +69,6 @@ RULES = option(
     metavar="FILE",
 )
 
-
 SOLVER_LIST = Name("solver", SOLVERS, several=True)
 MODEL_LIST = Name("cost model", _KNOWN_MODELS, True, cost_models.is_model_name)
 

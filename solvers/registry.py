@@ -55,6 +55,8 @@ def solve(
 ) -> "SolveResult":
     """Place the tables of a problem with a solver and a cost model, chosen by name.
 
+    If nothing fits, the result's `plan` is None, and its `termination` says what is short.
+
     >>> from placer import Problem, Topology
     >>> from placer.workloads import named_workload
     >>> problem = Problem(named_workload("random-4"), Topology.parse("2xh100"), batch_size=1024)
@@ -64,18 +66,12 @@ def solve(
 
     Parameters
     ----------
-    problem : Problem
     solver : str
         One of `SOLVERS`.
     cost_model : str or CostModel
         A name that `cost_models.cost_model` accepts, or your own model.
     time_limit_s, gap, seed, threads, max_steps, stop
         See `Limits`.
-
-    Returns
-    -------
-    SolveResult
-        If nothing fits, `plan` is None, and `termination` says what is short.
     """
     from solvers.result import Limits
 

@@ -24,21 +24,11 @@ See Linux's documentation of control groups, version 2.
 
 
 class SearchState(NamedTuple):
-    """The progress of a search.
+    """The progress of a search."""
 
-    Attributes
-    ----------
-    stage : str
-        The present stage of the strategy.
-    step_time_s : float or None
-        Step time of the best placement so far.
-    bound_s : float
-        Proven lower limit of the step time.
-    """
-
-    stage: str
-    step_time_s: float | None
-    bound_s: float
+    stage: str  # The present stage of the strategy.
+    step_time_s: float | None  # Step time of the best placement so far.
+    bound_s: float  # Proven lower limit of the step time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,18 +105,11 @@ def usable_cores() -> int:
 class Termination:
     """Why a solver stopped.
 
-    Attributes
-    ----------
-    reason : {"optimal", "feasible", "infeasible", "no_plan"}
-        ``optimal``: the plan is within the gap of the bound. ``feasible``: a plan without this
-        proof. ``infeasible``: proof that no plan exists. ``no_plan``: no plan was found, without a
-        proof that there is none.
-    limit : {"time", "steps", "stop", None}
-        The limit that ended the search, if any.
-    detail : str
-        An explanation for people.
-    shortages : tuple of Shortage
-        The memories that are too small, and by how many bytes, if there is no plan.
+    `reason` is ``optimal`` for a plan within the gap of the bound, ``feasible`` for a plan without
+    this proof, ``infeasible`` if it is proven that no plan exists, and ``no_plan`` if none was
+    found without such a proof. `limit` is the limit that ended the search, if any. `detail` is an
+    explanation for people. Without a plan, `shortages` has the memories that are too small, and by
+    how many bytes.
     """
 
     reason: Reason
@@ -159,16 +142,9 @@ class SolveResult(Summarized):
     >>> result
     SolveResult(plan: none, ended: feasible, step: 1.25 s, bound: 1 s, gap: 25%)
 
-    Attributes
-    ----------
-    plan : Plan or None
-    step_time_s : float or None
-        The plan's step time by `CostModel.evaluate`.
-    bound_s : float or None
-        Proven lower limit of the step time over the search space described by
-        `stats["search_space"]`.
-    stats : dict
-        Seconds of the search, and counts of the solver.
+    `step_time_s` is the plan's by `CostModel.evaluate`. `bound_s` is a proven lower limit of the
+    step time over the search space that `stats["search_space"]` describes. `stats` also has the
+    seconds of the search, and counts of the solver.
     """
 
     plan: Plan | None

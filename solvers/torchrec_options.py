@@ -31,8 +31,6 @@ LOAD_FACTORS = np.unique(
 TIERS = ("hbm", "ddr", "ssd")
 """TorchRec's names of the tiers of a rank's memory."""
 
-_KEY_VALUE = "key_value"
-
 
 def candidates_of(
     options: Sequence[TorchRecOption],
@@ -162,7 +160,7 @@ def _units_of(
         return local_ranks, shards // local_ranks, False, False
     several = shards > 1
     distinct = (
-        several and option.compute_kernel == _KEY_VALUE and option.sharding_type == "column_wise"
+        several and option.compute_kernel == "key_value" and option.sharding_type == "column_wise"
     )
     if distinct and shards > ranks:
         return None

@@ -299,6 +299,3 @@ def _warn(plan: list[Any]) -> None:
             "or plan with replicate=False",
             stacklevel=3,
         )
-
-
-__all__ = ["PlacerPlanner"]

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 LOCAL_FILE = OutputPath("file")
 RUNS = OutputPath("folder", makes_folders=True)
 
-
 TRAIN_LOGS: Any = option(..., "Log file to train on; repeatable.", "--data")
 EVAL_LOGS: Any = option(
     (),

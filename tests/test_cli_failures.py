@@ -97,7 +97,9 @@ def test_a_table_of_hostile_names_is_shown(tmp_path: Path) -> None:
 def test_a_full_disk_behind_stdout_is_one_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
-    code = "from placer import report\nwith report.one_line_errors():\n    print('a' * 99)\n"
+    code = (
+        "from placer.report import failures as f\nwith f.one_line_errors():\n    print('a' * 99)\n"
+    )
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(
             [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True

@@ -18,7 +18,7 @@ import placer
 from placer.files.atomic import replacing
 from placer.interrupt import deferred_interrupt, end_by_signals
 from placer.plan.verify import violations
-from placer.report import one_line_errors
+from placer.report.failures import one_line_errors
 
 HEAVY = ("solvers", "cost_models", "ortools", "click", "torch", "matplotlib", "numba", "cli")
 

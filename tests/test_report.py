@@ -22,15 +22,9 @@ from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.plan.memory import device_memory
 from placer.profile.table_profile import RowCounts
-from placer.report import (
-    Column,
-    Report,
-    Section,
-    profile_report,
-    topology_report,
-    workloads_report,
-)
+from placer.report import profile_report, topology_report, workloads_report
 from placer.report import section as form
+from placer.report.section import Column, Report, Section
 from placer.report.training import hit_rate_report
 from placer.workloads import named_workload, workload_names
 from solvers import Limits, Termination, solve
@@ -270,8 +264,7 @@ def comparison() -> list[CompareRow]:
         )
         for solver in ("greedy-size", "greedy-cost"):
             result = solve(problem, solver, time_limit_s=5)
-            cost = None if result.plan is None else Roofline().evaluate(problem, result.plan)
-            rows.append(compare_row(problem, solver, "roofline", result, cost))
+            rows.append(compare_row(problem, solver, Roofline(), result))
     return rows
 
 

@@ -47,7 +47,7 @@ from placer.topology.devices import Gpu, Host, Link
 from placer.topology.kinds import GPU_KINDS, HOST_KINDS, NAMED
 from placer.topology.topology import Topology
 
-ON_GPUS = [name for name, placement in PLACEMENTS.items() if placement.plan is not None]
+ON_GPUS = [name for name, make in PLACEMENTS.items() if make is not None]
 SMALL = Setting(dense=8, sparse=4, rows=1000, width=16, depth=1, batch=64, pooling=4, dim=16)
 BIG_BASIN, ZION = platform("big-basin"), platform("zion")
 
@@ -118,9 +118,8 @@ def test_every_preset_has_flop_rates() -> None:
 def test_a_step_on_gpus_is_the_longest_of_its_parts(name: str, nvlink: bool) -> None:
     machine = two_gpus(nvlink=nvlink)
     setting = replace(SMALL, sparse=3)  # The first GPU has two tables, the second one.
-    placement = PLACEMENTS[name]
     problem = Problem(setting.profile(), machine.topology, setting.batch)
-    plan = placement.plan(problem, Roofline())
+    plan = PLACEMENTS[name](problem, Roofline())
     # A sweep prices hosts that send to all of their GPUs, which no plan for training says.
     assert [fault for fault in violations(plan) if "host:0 has GPUs" not in fault.message] == []
     costs = Roofline().evaluate(problem, plan)
@@ -248,7 +247,7 @@ def test_hbm_is_filled_to_the_last_row(name: str) -> None:
     # The first GPU has two tables, the second one.
     setting = replace(SMALL, sparse=3, rows=20_000, batch=8)
     problem = Problem(setting.profile(), machine.topology, setting.batch)
-    make = PLACEMENTS[name].plan
+    make = PLACEMENTS[name]
     plan = make(problem, Roofline())
     # A sweep prices hosts that send to all of their GPUs, which no plan for training says.
     assert [fault for fault in violations(plan) if "host:0 has GPUs" not in fault.message] == []
@@ -268,7 +267,7 @@ def test_what_is_short_is_named(name: str) -> None:
     assert point.samples_per_s is None
     assert point.step_time_s is None
     problem = Problem(setting.profile(), machine.topology, setting.batch)
-    make = PLACEMENTS[name].plan
+    make = PLACEMENTS[name]
     memory = device_memory(make(problem, Roofline()))
     worst = min(memory.values(), key=lambda use: use.free_bytes)
     assert (point.shortage.device, point.shortage.short_bytes) == (worst.device, -worst.free_bytes)

@@ -35,9 +35,6 @@ from placer.measurement.machine import LEAST_CASES, Dataset, repeated
 NOISY_DRIFT = 0.15
 """Call a machine noisy if times of the same case range over more than this share of the median."""
 
-REFERENCE = "reference"
-"""The kind of the case that is measured repeatedly during a session."""
-
 _FOLDS = 6
 _RESAMPLES = 40
 _REWEIGHTED = 4
@@ -145,7 +142,8 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 def noise_of(dataset: Dataset, clock: Clock = "wall") -> Noise:
     """Return how the machine's speed varied during the measurements, as this clock shows it."""
     measured = [one.measured for one in dataset.measurements]
-    reference = (one for one in dataset.measurements if one.case.kind == REFERENCE)
+    # The case that is measured again and again.
+    reference = (one for one in dataset.measurements if one.case.kind == "reference")
     again = [step_s(times, clock) for _, times in repeated(reference)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]
     # Waiting of several ranks says nothing, as they also wait for each other.

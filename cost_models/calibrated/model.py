@@ -61,9 +61,6 @@ in HBM, and ``miss`` to the cost of a hit; ``host`` is the whole cost.
 distinct rows. A ``mapped_lookup`` finds its row in a map.
 """
 
-RATE_TERMS = ("lookup", "lookup_byte", "row", "row_byte", "vector", "vector_byte")
-"""The units of the ``host`` terms, in the order of the fields of `Rates`."""
-
 ARENA_TERMS = ("arena_cached", "arena_cached_lookup", "arena_pooled_lookup", "replicas")
 """The terms for the fields of `cost_models.arenas.ArenaCosts`, in their order."""
 
@@ -121,11 +118,8 @@ class Calibration:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the calibration as JSON, atomically."""
-        write_text(path, json.dumps(sealed(self.to_json()), indent=1) + "\n")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the calibration as a JSON object."""
-        return {"format": FORMAT, "version": VERSION, **asdict(self)}
+        document = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        write_text(path, json.dumps(sealed(document), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Calibration":
@@ -172,10 +166,7 @@ LEAST_SHARD_S = 1e-7
 class Calibrated(StepEquation):
     """A cost model with measured constants; see `cost_models.CostModel`.
 
-    Parameters
-    ----------
-    name : str
-        A name with which `cost_models.cost_model` finds the model again.
+    `name` is a name with which `cost_models.cost_model` finds the model again.
     """
 
     def __init__(self, calibration: Calibration, name: str = "calibrated") -> None:
@@ -279,11 +270,12 @@ def unit_costs_of(
         return UnitCosts(device, device, device, ReadCosts(link=own), device, device, **fixed)
     hit, in_place = own + Rates(row_s=of("hit.row")), Rates(lookup_s=of("uva.lookup"))
     in_place += Rates(row_s=of("uva.row"), row_byte_s=of("uva.row_byte"))
+    by_host = Rates(*(of(f"host.{name.removesuffix('_s')}") for name in Rates._fields))
     return UnitCosts(
         device=device,
         staged=ReadCosts(own, Rates(row_s=of("staged.row"), row_byte_s=of("staged.row_byte"))),
         uva=ReadCosts(own, in_place),
-        host=ReadCosts(link=Rates(*(of(f"host.{unit}") for unit in RATE_TERMS))),
+        host=ReadCosts(link=by_host),
         hit=ReadCosts(hit),
         miss=ReadCosts(hit, Rates(row_s=of("miss.row"), row_byte_s=of("miss.row_byte"))),
         cache_row_s=of("cache_row"),

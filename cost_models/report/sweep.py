@@ -140,7 +140,6 @@ def _winner_rows(sweep: Sweep) -> list[dict[str, Any]]:
 
 
 def _machines(sweep: Sweep, winners: Mapping[tuple[Any, Any], Row]) -> Section:
-    """Compare the best placements of all machines."""
     rows: dict[str, dict[str, str | None]] = {}
     for (machine, case), row in winners.items():
         words = row["winner"] and f"{form.count(row['samples_per_s'])} ({row['winner']})"

@@ -45,6 +45,7 @@ def shard_curve(
     rows, (first, last) = int(load.hot_rows[-1]), shard.columns(spec.dim)
     width, row_bytes = last - first, spec.bytes_per_row(last - first)
     home_bytes = spec.bytes_per_row(width, option.home.dtype or None)
+    sizes = float(spec.weight_bytes_per_row(width)), float(row_bytes), float(home_bytes)
     share = option.home.drive_share
     in_three, any_share = share not in (0, 1), share == ANY_SHARE
     edge = rows if any_share else option.home.first_on_drive(rows)
@@ -66,7 +67,7 @@ def shard_curve(
         mapped_lookups=is_mapped * all_lookups,
         sliced_row_bytes=is_slice * all_unique * row_bytes,
     )
-    seconds = _seconds(problem, shard, costs, shares, extras, load)
+    seconds = _seconds(problem, shard, costs, sizes, shares, extras, load)
     drive_s = np.zeros_like(seconds)
     if share:
         row_s = drive_row_s(problem.topology, problem.topology.gpus[gpu].id, home_bytes)
@@ -141,20 +142,19 @@ def point_curve(
 
 
 def _seconds(
-    problem: Problem, shard: TableShard, costs: UnitCosts, shares: Float, extras: Extras, load: Load
+    problem: Problem,
+    shard: TableShard,
+    costs: UnitCosts,
+    sizes: tuple[float, float, float],
+    shares: Float,
+    extras: Extras,
+    load: Load,
 ) -> Float:
     """Return the seconds of the phases and of the host's memory, shape (9, m)."""
-    spec, cold = problem.profile.tables[shard.table].table, shard.option.cold
-    hot, counts = load.hot_rows, load.counts
-    first, last = shard.columns(spec.dim)
-    weight_bytes, row_bytes = (
-        float(of(last - first)) for of in (spec.weight_bytes_per_row, spec.bytes_per_row)
-    )
-    dtype = shard.option.home.dtype
-    home_bytes = float(spec.bytes_per_row(last - first, dtype)) if dtype else 0.0
+    cold, hot, counts = shard.option.cold, load.hot_rows, load.counts
 
     def seconds_of(kind: ReadKind) -> Float:
-        return read_matrix(costs, kind, (weight_bytes, row_bytes, home_bytes), shares)
+        return read_matrix(costs, kind, sizes, shares)
 
     of_counts = np.zeros((HOST + 1, len(counts)))
     of_counts[:, :2] = seconds_of("hit" if cold == "cached" else "device")[:, :2]

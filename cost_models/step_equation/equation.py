@@ -56,6 +56,8 @@ _with_buffers = lru_cache(maxsize=32_768)(with_buffers)
 class StepEquation(CostModel, ABC):
     """Base class of cost models with the step equation; subclasses give the constants."""
 
+    lookup_shares: Float = LOOKUP_SHARES  # The lookup's share of each constant of `ReadCosts`.
+
     def relative_error(self, problem: Problem) -> float | None:
         """Return the median relative error of step times; None if it is not known."""
         return None
@@ -110,11 +112,6 @@ class StepEquation(CostModel, ABC):
         rates = self.host_rates(problem, table, server)
         byte_s = 1 / problem.topology.server_bytes_per_s(server)
         return UnitCosts(host=ReadCosts(link=rates, dram=rates), exchange_byte_s=byte_s)
-
-    @property
-    def lookup_shares(self) -> Float:
-        """The lookup's share of each constant of `ReadCosts`; see `phases.LOOKUP_SHARES`."""
-        return LOOKUP_SHARES
 
     def schedule(self, problem: Problem, *, with_servers: bool = True) -> Schedule:
         """Return the schedule of the executor's step. See `CostModel.schedule`."""

@@ -6,7 +6,7 @@ network with ids, so these phases take longer (`SharedLane`). Updates in place s
 They need no delay of their own, as all work of the link is a chain.
 """
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import add
 from typing import Any, Literal, NamedTuple
 
@@ -17,14 +17,13 @@ from cost_models.base import Float
 from cost_models.dense import dense_costs, dense_step_s
 from cost_models.schedule import Schedule, SharedLane
 from cost_models.step_equation.loads import ID_BYTES, SORT_BYTES_PER_LOOKUP
-from placer.plan.fields import PIPELINES, Pipeline
+from placer.plan.fields import Pipeline
 from placer.problem import Problem
 
 ReadKind = Literal["device", "staged", "uva", "host", "hit", "miss"]
 """How rows are read: a shard's `lookup`, but with ``hit`` and ``miss`` for ``cached``."""
 
 READ_KINDS: tuple[ReadKind, ...] = ("device", "staged", "uva", "host", "hit", "miss")
-
 
 Amount = npt.NDArray[Any] | float
 """An amount of work of one shard, or an array for many shards."""
@@ -137,6 +136,7 @@ def schedule_of(problem: Problem, with_servers: bool = True) -> Schedule:
     return Schedule(names, chains, fixed_s, (on_link, on_network))
 
 
+@cache
 def _rows_of(pipeline: Pipeline) -> Float:
     """Return the matrix that sums phases into rows of a pipeline's schedule, shape (rows, 8)."""
     rows = np.eye(len(NAMES), ROWS)
@@ -147,12 +147,9 @@ def _rows_of(pipeline: Pipeline) -> Float:
     return np.vstack((rows, *(np.eye(ROWS)[list(lane)].sum(axis=0) for lane in lanes)))
 
 
-_ROWS_OF = {pipeline: _rows_of(pipeline) for pipeline in PIPELINES}
-
-
 def with_lanes(phase_s: Float, pipeline: Pipeline) -> Float:
     """Turn phase times, shape (8,) or (..., 8, GPUs), into rows of a pipeline's schedule."""
-    rows: Float = _ROWS_OF[pipeline] @ phase_s
+    rows: Float = _rows_of(pipeline) @ phase_s
     return rows
 
 

@@ -135,16 +135,12 @@ class Work:
         seconds[:HOST] += self.extras.phase_s(costs)
         return seconds
 
-    @property
-    def units(self) -> tuple[float, ...]:
-        """The amounts of work, in the order of the rates of `Rates`."""
-        lookup_bytes, row_bytes = self.lookups * self.weight_bytes, self.rows * self.row_bytes
-        vector_bytes = self.vectors * self.weight_bytes
-        return self.lookups, lookup_bytes, self.rows, row_bytes, self.vectors, vector_bytes
-
     def resource_s(self, rates: Rates) -> float:
         """Return the seconds of a resource with these rates."""
-        seconds: float = sum(map(mul, rates, self.units))
+        lookup_bytes, row_bytes = self.lookups * self.weight_bytes, self.rows * self.row_bytes
+        vector_bytes = self.vectors * self.weight_bytes
+        units = self.lookups, lookup_bytes, self.rows, row_bytes, self.vectors, vector_bytes
+        seconds: float = sum(map(mul, rates, units))
         return seconds
 
 

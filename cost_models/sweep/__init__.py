@@ -15,11 +15,11 @@ from cost_models.sweep.models_and_machines import (
     platform,
     with_overrides,
 )
-from cost_models.sweep.placements import PLACEMENTS, Placement
+from cost_models.sweep.placements import PLACEMENTS
 from cost_models.sweep.run import PARAMETER_SERVERS, Point, Sweep, distinct, sweep
 
 __all__ = [
-    "AXES", "DEFAULT_AXES", "MODELS", "PARAMETER_SERVERS", "PLACEMENTS", "Placement", "Platform",
+    "AXES", "DEFAULT_AXES", "MODELS", "PARAMETER_SERVERS", "PLACEMENTS", "Platform",
     "Point", "Setting", "Sweep", "axes_of", "axis_values", "distinct", "platform", "sweep",
     "with_overrides",
 ]  # fmt: skip

@@ -181,8 +181,6 @@ _MOST_SERVERS = 1024
 _EMULATED_SHARE = 0.25
 """Default share of this machine's memory for an emulated GPU."""
 
-_PRODUCT = (1600, 512, 512)
-
 
 @dataclass(frozen=True, slots=True)
 class Platform:
@@ -291,7 +289,7 @@ def _measured_flops(device: str) -> float:
     """Measure operations per second of a matrix product of an MLP's usual size."""
     import torch
 
-    samples, inputs, outputs = _PRODUCT
+    samples, inputs, outputs = 1600, 512, 512
     left = torch.ones(samples, inputs, device=device)
     right = torch.ones(inputs, outputs, device=device)
 

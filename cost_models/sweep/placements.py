@@ -6,7 +6,7 @@ Equal tables need no search: dealing them out in turn gives the best balance.
 import itertools
 from bisect import bisect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from cost_models import CostModel
 from placer.plan.fields import Lookup, Memory, Shard, whole_table_shard
@@ -128,31 +128,15 @@ def shortage(plan: Plan) -> Shortage | None:
     return Shortage(worst.device, memory, -worst.free_bytes, what)
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """A way to place all tables.
-
-    `plan` makes its plan on GPUs; None if tables are on servers or no GPU is used. `copies_ahead`
-    says that bytes cross the host link ahead of the step; otherwise the GPU waits for them.
-    """
-
-    name: str
-    plan: PlanOf | None = None
-    copies_ahead: bool = True
-
-
-PLACEMENTS: dict[str, Placement] = {
-    one.name: one
-    for one in (
-        Placement("gpu", _whole_tables("hbm", "device")),
-        Placement("row-wise", by_rows),
-        Placement("hot-cold", _filled(_hot_and_cold)),
-        Placement("cached", _filled(_behind_cache)),
-        Placement("host-staged", _whole_tables("dram", "staged")),
-        Placement("host-read", _whole_tables("dram", "uva"), copies_ahead=False),
-        Placement("host-pooled", pooled_by_host),
-        Placement("remote"),  # On CPU servers, which send pooled rows.
-        Placement("cpu"),  # In host memory; dense layers on CPUs, too.
-    )
+PLACEMENTS: dict[str, PlanOf | None] = {
+    "gpu": _whole_tables("hbm", "device"),
+    "row-wise": by_rows,
+    "hot-cold": _filled(_hot_and_cold),
+    "cached": _filled(_behind_cache),
+    "host-staged": _whole_tables("dram", "staged"),
+    "host-read": _whole_tables("dram", "uva"),
+    "host-pooled": pooled_by_host,
+    "remote": None,  # On CPU servers, which send pooled rows.
+    "cpu": None,  # In host memory; dense layers on CPUs, too.
 }
-"""All placements by name; docs/sweep.md describes them."""
+"""All placements by name, with the maker of their plans on GPUs; docs/sweep.md describes them."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from cost_models import CostModel, CostReport
 from cost_models.dense import DenseCost, dense_cost
 from cost_models.step_equation.loads import ID_BYTES, OUTPUT_BYTES
 from cost_models.sweep.models_and_machines import Platform, Setting, cases, server_topology
-from cost_models.sweep.placements import PLACEMENTS, Placement, pooled_by_host, shortage
+from cost_models.sweep.placements import PLACEMENTS, pooled_by_host, shortage
 from placer.errors import PlacerError, PlanMismatchError, ProblemError
 from placer.plan.memory import Shortage, device_memory
 from placer.problem import Problem
@@ -62,30 +62,24 @@ class Point:
     extra_servers: int = 0
 
 
-class _ServerLoad(NamedTuple):
-    """Seconds of memory per step, and bytes, that one table takes of a server that pools it."""
-
-    dram_s: float
-    held_bytes: int
-
-
 class Embeddings:
     """Costs of embeddings, computed once, as they do not depend on the dense layers."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
         self._reports: dict[tuple[object, ...], CostReport | ImpossibleError] = {}
-        self._loads: dict[tuple[object, ...], _ServerLoad] = {}
+        self._loads: dict[tuple[object, ...], tuple[float, int]] = {}
 
-    def report(
-        self, name: str, topology: Topology, setting: Setting, placement: Placement
-    ) -> CostReport:
+    def report(self, name: str, topology: Topology, setting: Setting, placement: str) -> CostReport:
         """Return the cost of a placement's embeddings on the GPUs of platform `name`."""
-        key = (name, placement.name, setting.batch, *setting.embedding_key)
+        key = (name, placement, setting.batch, *setting.embedding_key)
         if key not in self._reports:
-            assert placement.plan is not None, "servers have no plan on GPUs"
-            problem = Problem(setting.profile(), topology, setting.batch)
-            plan = placement.plan(problem, self.model)
+            make, problem = (
+                PLACEMENTS[placement],
+                Problem(setting.profile(), topology, setting.batch),
+            )
+            assert make is not None, "servers have no plan on GPUs"
+            plan = make(problem, self.model)
             short = shortage(plan)
             self._reports[key] = _too_small(short) if short else self.model.evaluate(problem, plan)
         report = self._reports[key]
@@ -93,15 +87,15 @@ class Embeddings:
             raise report
         return report
 
-    def server_load(self, server: Host, setting: Setting, samples: int) -> _ServerLoad:
-        """Return one table's load of a server, for a step of `samples` samples."""
+    def server_load(self, server: Host, setting: Setting, samples: int) -> tuple[float, int]:
+        """Return the seconds of a server's memory for one table in a step, and its bytes."""
         key = (server, samples, *setting.embedding_key)
         if key not in self._loads:
             problem = Problem(setting.profile(1), server_topology(server), samples)
             plan = pooled_by_host(problem, self.model)
             report = self.model.evaluate(problem, plan)
             held = device_memory(plan)[server.id].total_bytes
-            self._loads[key] = _ServerLoad(report.hosts[0].dram_s, held)
+            self._loads[key] = report.hosts[0].dram_s, held
         return self._loads[key]
 
 
@@ -115,14 +109,14 @@ class Steps:
     embeddings: Embeddings
     parameter_servers: int
 
-    def point(self, placement: Placement) -> Point:
+    def point(self, placement: str) -> Point:
         """Return the point of a placement, with its cost or the reason why it is not possible."""
         try:
             return self._costed(placement)
         except ImpossibleError as error:
-            return self._point(placement.name, shortage=error.shortage, detail=str(error))
+            return self._point(placement, shortage=error.shortage, detail=str(error))
         except PlanMismatchError as error:  # A cost model that does not know the placement.
-            return self._point(placement.name, detail=str(error))
+            return self._point(placement, detail=str(error))
 
     def _point(self, placement: str, **known: Any) -> Point:
         return Point(self.platform.name, placement, self.setting, dict(self.varied), **known)
@@ -135,32 +129,33 @@ class Steps:
         speed = {"step_time_s": step_s, "samples_per_s": samples / step_s}
         return self._point(placement, **speed, parts_s=parts_s, waits_for=waits_for, **more)
 
-    def _costed(self, placement: Placement) -> Point:
+    def _costed(self, placement: str) -> Point:
         """Cost a placement; raises `ImpossibleError` if it is not possible on the platform."""
-        if placement.name == "cpu":
+        if placement == "cpu":
             return self._on_cpus()
         topology = self.platform.topology
         if topology is None:
             raise ImpossibleError(f"{self.platform.name} has no GPUs")
-        if placement.name == "remote":
+        if placement == "remote":
             return self._remote(topology)
-        if placement.name == "host-pooled" and len(topology.hosts) > 1:
+        if placement == "host-pooled" and len(topology.hosts) > 1:
             raise ImpossibleError("pooled rows that cross to other hosts are not modelled")
         return self._on_gpus(topology, placement)
 
-    def _on_gpus(self, topology: Topology, placement: Placement) -> Point:
+    def _on_gpus(self, topology: Topology, placement: str) -> Point:
         report = self.embeddings.report(self.platform.name, topology, self.setting, placement)
         dense = self._dense(topology)
         busy, link = 0.0, 0.0
         for gpu, cost, rest in zip(topology.gpus, report.gpus, dense, strict=True):
             own_s = cost.hbm_s + cost.launch_s + cost.communication_s + rest.step_s
-            busy = max(busy, own_s if placement.copies_ahead else own_s + cost.link_s)
+            # Rows that are read in place cross the host link during the step, not ahead of it.
+            busy = max(busy, own_s + cost.link_s * (placement == "host-read"))
             between_s = cost.communication_s + rest.allreduce_s
             link = max(link, cost.link_s + rest.input_s + _shared(topology, gpu.id, between_s))
         host_s = max(host.dram_s for host in report.hosts)
         parts = {"gpu": busy, "host link": link, "host memory": host_s}
         samples, share = self.setting.batch * len(topology.gpus), report.hbm_lookup_share
-        return self._step(placement.name, samples, parts, hbm_lookup_share=share)
+        return self._step(placement, samples, parts, hbm_lookup_share=share)
 
     def _remote(self, topology: Topology) -> Point:
         """Cost tables on CPU servers, which pool rows for the GPUs and update them."""
@@ -168,9 +163,8 @@ class Steps:
         if self.platform.network_bytes_per_s is None:
             raise ImpossibleError(f"the network of {self.platform.name} is not known")
         samples = setting.batch * len(topology.gpus)
-        server = cpu_server()
         tables = -(-setting.sparse // servers)
-        load = self._load(server, samples, tables, "parameter server")
+        pooling_s = self._pooling_s(cpu_server(), samples, tables, "parameter server")
         sent = self._network_bytes * samples
         ports = self.platform.network_bytes_per_s * len(topology.hosts)
         dense = self._dense(topology)
@@ -183,7 +177,7 @@ class Steps:
             "gpu": max(cost.step_s for cost in dense),
             "host link": link_s,
             "network": sent / ports,
-            "servers' memory": tables * load.dram_s,
+            "servers' memory": pooling_s,
             "servers' network": sent * tables / setting.sparse / CPU_SERVER.network.bytes_per_s,
         }
         words = f"{servers} parameter servers"
@@ -194,8 +188,8 @@ class Steps:
         platform, tables = self.platform, self.setting.sparse
         servers = len(platform.topology.hosts) if platform.topology else platform.servers
         if servers == 1:
-            load = self._load(platform.server, CPU_BATCH, tables, platform.name)
-            parts = {"cpu": self._cpu_compute_s, "host memory": tables * load.dram_s}
+            pooling_s = self._pooling_s(platform.server, CPU_BATCH, tables, platform.name)
+            parts = {"cpu": self._cpu_compute_s, "host memory": pooling_s}
             return self._step("cpu", CPU_BATCH, parts, detail="one server")
         steps: list[Point] = []
         for trainers in range(1, servers):
@@ -211,14 +205,13 @@ class Steps:
         platform, setting = self.platform, self.setting
         assert platform.network_bytes_per_s is not None, "several servers have a network"
         tables = -(-setting.sparse // servers)
-        load = self._load(platform.server, CPU_BATCH, tables, "parameter server")
-        sent = self._network_bytes * CPU_BATCH
-        port = platform.network_bytes_per_s
+        pooling_s = self._pooling_s(platform.server, CPU_BATCH, tables, "parameter server")
+        sent, port = self._network_bytes * CPU_BATCH, platform.network_bytes_per_s
         parts = {
             "cpu": self._cpu_compute_s,
             "network": sent / port,
             # A server serves all trainers, one after the other.
-            "servers' memory": trainers * tables * load.dram_s,
+            "servers' memory": trainers * pooling_s,
             "servers' network": trainers * sent * tables / setting.sparse / port,
         }
         detail = f"{trainers} trainers, {servers} parameter servers"
@@ -229,13 +222,13 @@ class Steps:
         rate = self.platform.gpu.per_s
         return tuple(dense_cost(network, topology, gpu, batch, rate) for gpu in topology.gpus)
 
-    def _load(self, server: Host, samples: int, tables: int, name: str) -> _ServerLoad:
-        """Return the load of each of `tables` tables on a server; raises if they do not fit."""
-        load = self.embeddings.server_load(server, self.setting, samples)
-        short = tables * load.held_bytes - server.memory_bytes
+    def _pooling_s(self, server: Host, samples: int, tables: int, name: str) -> float:
+        """Return the seconds of a server's memory for tables; raises if they do not fit."""
+        seconds, held_bytes = self.embeddings.server_load(server, self.setting, samples)
+        short = tables * held_bytes - server.memory_bytes
         if short > 0:
             raise _too_small(Shortage(server.id, "dram", short, f"{tables} tables"), name)
-        return load
+        return tables * seconds
 
     @property
     def _cpu_compute_s(self) -> float:
@@ -307,8 +300,8 @@ def sweep(
     placements: Sequence[str] = tuple(PLACEMENTS),
     grid: bool = False,
     parameter_servers: int = PARAMETER_SERVERS,
-    on_point: Callable[[float, float | None, str], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    on_point: Callable[[float, float | None, str], None] = lambda done, total, name: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Sweep:
     """Cost every placement of every case on every platform.
 
@@ -321,9 +314,9 @@ def sweep(
         Values to try: one axis at a time, the others as in `base`, or all combinations if `grid`.
     parameter_servers : int
         Number of CPU servers of placement ``remote``.
-    on_point : callable, optional
+    on_point : callable
         Called after each case with the cases done, the number of cases, and the platform's name.
-    stop : callable, optional
+    stop : callable
         Called before each case; if it returns true, the sweep ends with the points so far.
 
     Examples
@@ -347,12 +340,11 @@ def sweep(
     embeddings = Embeddings(cost_model)
     points: list[Point] = []
     for done, (machine, changed, setting) in enumerate(todo):
-        if stop is not None and stop():
+        if stop():
             break
         steps = Steps(machine, setting, changed, embeddings, parameter_servers)
-        points += [steps.point(PLACEMENTS[name]) for name in placements]
-        if on_point is not None:
-            on_point(done + 1, len(todo), machine.name)
+        points += [steps.point(name) for name in placements]
+        on_point(done + 1, len(todo), machine.name)
     varied = {axis: tuple(values) for axis, values in axes.items()}
     what = tuple(platforms), tuple(placements), cost_model.name
     return Sweep(base, varied, grid, *what, tuple(points))

@@ -199,12 +199,7 @@ def weight(table: Table) -> torch.Tensor:
 class Estimates:
     """TorchRec's estimators for one problem; see `cost_models.torchrec.model.TorchRec`."""
 
-    def __init__(
-        self,
-        problem: Problem,
-        prefetch_pipeline: bool,
-        bandwidths: Bandwidths,
-    ) -> None:
+    def __init__(self, problem: Problem, prefetch_pipeline: bool, bandwidths: Bandwidths) -> None:
         self.problem = problem
         self.topology = torchrec_topology(problem.topology, bandwidths)
         self._prefetch_pipeline = prefetch_pipeline

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import cached_property
+from typing import TypeVar
 
 from placer.constraints.file import TableRule
 from placer.errors import ProblemError
@@ -18,24 +19,19 @@ from placer.topology.devices import Gpu, Host
 from placer.topology.topology import Topology
 from placer.units import format_bytes, parse_bytes
 
+_Device = TypeVar("_Device", Gpu, Host)
+
 
 @dataclass(frozen=True)
 class Constraints:
     """Rules for tables, groups of tables to keep together, and memory to keep free.
 
-    Attributes
-    ----------
-    tables : tuple of (key, TableRule)
-        A key is a table's name or a shell pattern (``C1*``). All rules that match a table apply.
-    together : tuple of tuples of str
-        Tables or patterns. One GPU must serve all tables of a group, each of them whole. Groups
-        that share a table become one group.
-    reserve : tuple of (device, bytes)
-        Memory to keep free on a device (``gpu:0``), or on all devices of a kind (``gpu``,
-        ``host``). The entry of a device overrides the entry of its kind.
+    A key of `tables` is a table's name or a shell pattern (``C1*``). All rules that match a table
+    apply. Groups of `together` have tables or patterns. One GPU must serve all tables of a group,
+    each of them whole. Groups that share a table become one group. `reserve` has bytes to keep free
+    on a device (``gpu:0``), or on all devices of a kind (``gpu``, ``host``). The entry of a device
+    overrides the entry of its kind.
 
-    Examples
-    --------
     >>> from placer import TableRule
     >>> constraints = Constraints.of({"C1*": TableRule(tier="hbm")}, reserve={"gpu": "2GiB"})
     >>> constraints.rule_of("C12").tier, constraints.rule_of("C2").tier
@@ -145,14 +141,8 @@ class Constraints:
                 )
         return replace(
             topology,
-            gpus=tuple(
-                replace(g, memory_bytes=_left(g, reserve.get(g.id, reserve.get("gpu", 0))))
-                for g in topology.gpus
-            ),
-            hosts=tuple(
-                replace(h, memory_bytes=_left(h, reserve.get(h.id, reserve.get("host", 0))))
-                for h in topology.hosts
-            ),
+            gpus=tuple(_reserving(gpu, reserve, "gpu") for gpu in topology.gpus),
+            hosts=tuple(_reserving(host, reserve, "host") for host in topology.hosts),
         )
 
     def reserving_on(self, devices: Collection[str], topology: Topology) -> "Constraints":
@@ -293,15 +283,16 @@ def _require_common_gpu(
     )
 
 
-def _left(device: Gpu | Host, kept_bytes: int) -> int:
-    """Return a device's memory less the bytes to keep free."""
+def _reserving(device: _Device, reserve: Mapping[str, int], kind: str) -> _Device:
+    """Return a device without the memory to keep free."""
+    kept_bytes = reserve.get(device.id, reserve.get(kind, 0))
     if kept_bytes > device.memory_bytes:
         raise ProblemError(
             f"reserve: {format_bytes(kept_bytes)} ({kept_bytes} bytes) of {device.id} are to be "
             f"kept free, but it has {format_bytes(device.memory_bytes)} ({device.memory_bytes} "
             "bytes); reserve less, or raise its budget"
         )
-    return device.memory_bytes - kept_bytes
+    return replace(device, memory_bytes=device.memory_bytes - kept_bytes)
 
 
 def _some(names: Sequence[str], wanted: str) -> str:

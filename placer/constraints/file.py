@@ -28,17 +28,10 @@ _DRAM_LOOKUPS = frozenset[Kind](("staged", "uva", "host", "cached"))
 class TableRule:
     """A rule for one table. By default, it allows everything.
 
-    Attributes
-    ----------
-    devices : tuple of str, or None
-        Only these devices may serve the table. A host stands for itself and all its GPUs.
-    tier : {"hbm", "dram", "ssd"} or None
-        Tier of all rows. Rows with copies in a cache count as rows in DRAM.
-    forbid : frozenset of str
-        Kinds of placement that are forbidden: see `KINDS` and docs/constraints.md.
+    Only `devices` may serve the table; a host stands for itself and all its GPUs. All rows have to
+    be in `tier`; rows with copies in a cache count as rows in DRAM. The kinds of placement that
+    `forbid` has are forbidden: see `KINDS` and docs/constraints.md.
 
-    Examples
-    --------
     >>> TableRule(devices=("gpu:0",), forbid=frozenset({"row-wise"})).tier is None
     True
     """

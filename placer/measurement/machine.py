@@ -175,7 +175,7 @@ def collect(
     least: int = 0,
     effort: Effort | None = None,
     repeats: int = 1,
-    on_case: Callable[[int], None] | None = None,
+    on_case: Callable[[int], object] = lambda done: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Measure cases and append them to a file. Skip cases that the file already has.
@@ -207,8 +207,7 @@ def collect(
             begun = time.perf_counter()
             measured = measurer.measure(case.plan(), case.profile, seed=repeat, effort=effort)
             _append(target, _line(case, repeat, time.perf_counter() - begun, measured))
-            if on_case is not None:
-                on_case(measurements + 1)
+            on_case(measurements + 1)
     return True
 
 

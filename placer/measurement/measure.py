@@ -53,14 +53,10 @@ def measure_plan(
 ) -> Measured:
     """Time steps of a plan, with lookups drawn from a profile.
 
-    For several plans, one `Measurer` is faster.
+    For several plans, one `Measurer` is faster. `batch_size` has the samples of a rank, by default
+    the plan's.
 
     Raises BackendError if the backend is not available, or a rank fails.
-
-    Parameters
-    ----------
-    batch_size : int, optional
-        Samples per rank; by default the plan's.
     """
     with Measurer(Setting(backend, device, ranks, threads)) as measurer:
         return measurer.measure(plan, profile, batch_size, seed=seed, effort=effort)
@@ -102,19 +98,16 @@ class Measurer:
         if self._processes is None:
             self._processes = _Processes(self.setting)
         try:
-            return _slowest(self._processes.run(job))
+            of_ranks = self._processes.run(job)
         except BaseException:
             self._processes.close()
             self._processes = None
             raise
-
-
-def _slowest(of_ranks: Sequence[Measured]) -> Measured:
-    """Return the time of the slowest rank in each step."""
-    return Measured(
-        tuple(map(max, zip(*(times.wall_s for times in of_ranks), strict=True))),
-        tuple(map(max, zip(*(times.cpu_s for times in of_ranks), strict=True))),
-    )
+        # Steps take as long as on the slowest rank.
+        return Measured(
+            tuple(map(max, zip(*(times.wall_s for times in of_ranks), strict=True))),
+            tuple(map(max, zip(*(times.cpu_s for times in of_ranks), strict=True))),
+        )
 
 
 class _Processes:
@@ -136,7 +129,6 @@ class _Processes:
             self._pipes.append(ours)
 
     def run(self, job: Job) -> list[Measured]:
-        """Measure a plan; return the times of each rank."""
         for pipe in self._pipes:
             pipe.send(job)
         times: list[Measured] = []
@@ -151,7 +143,6 @@ class _Processes:
         return times
 
     def close(self) -> None:
-        """End the processes."""
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)

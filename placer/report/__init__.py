@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from placer.report.console import progress_bar as progress_bar
     from placer.report.console import stoppable as stoppable
     from placer.report.console import this_command as this_command
-    from placer.report.failures import one_line_errors as one_line_errors
     from placer.report.inputs import growing_words as growing_words
     from placer.report.inputs import profile_report as profile_report
     from placer.report.inputs import topology_report as topology_report
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from placer.report.inputs import workloads_report as workloads_report
     from placer.report.moves import diff_report as diff_report
     from placer.report.moves import grown_report as grown_report
-    from placer.report.section import Column as Column
-    from placer.report.section import Report as Report
-    from placer.report.section import Section as Section
     from placer.report.training import parity_lines as parity_lines
     from placer.report.training import pilot_report as pilot_report
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 Update = Callable[..., None]
 """Updates a progress bar: amount done, total or None, and a remark to show beside it."""
 
-
 _quiet = False
 
 

@@ -23,7 +23,6 @@ SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#F0E442", "#8A94A0"
 SERIES = (BLUE, ORANGE, GREEN, PINK, SKY, VERMILION, YELLOW, GREY)
 """Colours of series, in order of use. Grey stands for black."""
 
-HBM, DRAM = BLUE, ORANGE
 STEP, BOUND = BLUE, VERMILION
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -24,11 +24,9 @@ class _Counts:
 
     @classmethod
     def zeros(cls, *shape: int) -> Self:
-        """Return counts that are all zero."""
         return cls(*(np.zeros(shape, dtype=np.int64) for _ in fields(cls)))
 
     def __add__(self, other: Self) -> Self:
-        """Return the sum of both counts."""
         return type(self)(
             *(getattr(self, field.name) + getattr(other, field.name) for field in fields(self))
         )

@@ -14,11 +14,7 @@ from itertools import chain
 import torch
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.channels import (
-    LocalPlan,
-    local_plan,
-    shards_by_holders,
-)
+from placer.executor.distributed.channels import LocalPlan, local_plan, shards_by_holders
 from placer.executor.distributed.division import Target, divide, ranks_of_devices, servers_of
 from placer.executor.distributed.table_routes import TableRoutes, table_routes
 from placer.executor.memory.layout import (

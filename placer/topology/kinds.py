@@ -159,7 +159,6 @@ _C2C = Rate(
 )
 _NVLINK5 = "NVIDIA GB200 NVL72 datasheet, 130 TB/s both ways over 72 GPUs"
 
-
 GPU_KINDS: dict[str, GpuKind] = {
     kind.name: kind
     for kind in (

@@ -172,39 +172,26 @@ def _build(
         "kernel launch": "5 us, usual for a launch and its gaps; an assumption",
     }
     if gpu.nvlink is not None:
-        links.extend(
-            Link(one.id, one.host, "nvlink", gpu.nvlink.bytes_per_s, NVLINK_LATENCY_S)
-            for one in gpus
-        )
+        speed = gpu.nvlink.bytes_per_s, NVLINK_LATENCY_S
+        links += [Link(one.id, one.host, "nvlink", *speed) for one in gpus]
         sources["nvlink bandwidth"] = gpu.nvlink.describe()
-    in_racks = racks > 1 or (servers and host.most_gpus)
-    if in_racks:  # The network then joins hosts within each rack.
-        links.extend(
-            Link(
-                one.id,
-                f"rack:{n // (nodes // racks)}",
-                "rack",
-                network.bytes_per_s,
-                host.network_latency_s,
-            )
-            for n, one in enumerate(hosts)
-        )
+    latency_s = host.network_latency_s
+    if racks > 1 or (servers and host.most_gpus):  # The network joins hosts within each rack.
+        in_rack, speed = nodes // racks, (network.bytes_per_s, latency_s)
+        links += [
+            Link(one.id, f"rack:{n // in_rack}", "rack", *speed) for n, one in enumerate(hosts)
+        ]
         sources["rack bandwidth"] = network.describe()
         network, latency_s = BETWEEN_RACKS.scaled(part), NETWORK_LATENCY_S
-    else:
-        latency_s = host.network_latency_s
     if nodes + servers > 1:
-        links.extend(
-            Link(one.id, "network", "network", network.bytes_per_s, latency_s) for one in hosts
-        )
+        speed = network.bytes_per_s, latency_s
+        links += [Link(one.id, "network", "network", *speed) for one in hosts]
         sources["network bandwidth"] = network.describe()
     if servers:
         cpu_hosts = tuple(cpu_server(f"host:{nodes + n}") for n in range(servers))
         port = CPU_SERVER.network
-        links.extend(
-            Link(one.id, "network", "network", port.bytes_per_s, NETWORK_LATENCY_S)
-            for one in cpu_hosts
-        )
+        speed = port.bytes_per_s, NETWORK_LATENCY_S
+        links += [Link(one.id, "network", "network", *speed) for one in cpu_hosts]
         hosts += cpu_hosts
         sources |= {
             "server memory": f"{CPU_SERVER.memory_bytes / _GIB:.4g} GiB of a {CPU_SERVER.name}, "

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
 from placer.topology.devices import (
@@ -22,9 +21,6 @@ from placer.topology.kinds import GPU_KINDS
 from placer.topology.presets import kinds, machine_called
 from placer.units import format_bytes, parse_bytes
 
-if TYPE_CHECKING:
-    import networkx as nx
-
 _ROUND_NUMBERS = 1.08
 """Allow this multiple of a card's memory: people write 80GiB for a card that reports 79.6 GiB."""
 
@@ -36,8 +32,6 @@ class Topology(TopologyFields):
     Raises TopologyError if a link or GPU names a missing device, a GPU has no link to its host's
     memory, a host has no link to hosts without GPUs, or a bandwidth is not positive.
 
-    Examples
-    --------
     >>> topology = Topology.parse("2x8xh100", hbm="8GiB")
     >>> len(topology.gpus), len(topology.hosts), topology.gpus[0].memory_bytes
     (16, 2, 8589934592)
@@ -57,29 +51,6 @@ class Topology(TopologyFields):
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
-
-    @cached_property
-    def graph(self) -> "nx.Graph":
-        """The machine as a networkx graph: devices are nodes, links are edges.
-
-        It is a multigraph, because PCIe and NVLink can both join a GPU to its host.
-        """
-        import networkx as nx  # Takes 0.1 s to load, and is rarely needed.
-
-        graph = nx.MultiGraph(name=self.name)
-        for gpu in self.gpus:
-            graph.add_node(gpu.id, kind="gpu", device=gpu)
-        for host in self.hosts:
-            graph.add_node(host.id, kind="host", device=host)
-        for link in self.links:
-            graph.add_edge(
-                link.a,
-                link.b,
-                key=link.kind,
-                bytes_per_s=link.bytes_per_s,
-                latency_s=link.latency_s,
-            )
-        return graph
 
     @cached_property
     def _links_by_end(self) -> dict[tuple[str, str], Link]:
@@ -108,8 +79,6 @@ class Topology(TopologyFields):
     def servers(self) -> tuple[Host, ...]:
         """Hosts without GPUs. Their CPUs pool rows in their memory and send the sums.
 
-        Examples
-        --------
         >>> [host.id for host in Topology.parse("2x8xh100+2xcpu").servers]
         ['host:2', 'host:3']
         """
@@ -140,8 +109,6 @@ class Topology(TopologyFields):
     def kind_of_gpu(self) -> tuple[int, ...]:
         """Number of the kind of each device in `serving`. Devices of one kind are equally fast.
 
-        Examples
-        --------
         >>> Topology.parse("2xh100").kind_of_gpu
         (0, 0)
         """
@@ -307,24 +274,17 @@ class Topology(TopologyFields):
 
         Raises TopologyError if a GPU would have more memory than its card.
         """
-        gpus, hosts = self.gpus, self.hosts
+        gpus, hosts = self.gpus, []
         if hbm is not None:
             gpus = tuple(replace(gpu, memory_bytes=parse_bytes(hbm)) for gpu in gpus)
-        if dram is not None:
-            size = parse_bytes(dram)
-            hosts = tuple(
-                replace(host, memory_bytes=size) if self.gpus_of(host.id) else host
-                for host in hosts
-            )
-        if ssd is not None:
-            size = parse_bytes(ssd)
-            hosts = tuple(
-                replace(host, drive=replace(host.drive or Drive(0), memory_bytes=size))
-                if self.gpus_of(host.id)
-                else host
-                for host in hosts
-            )
-        return replace(self, gpus=gpus, hosts=hosts)._checked()
+        for host in self.hosts:
+            if dram is not None and self.gpus_of(host.id):
+                host = replace(host, memory_bytes=parse_bytes(dram))
+            if ssd is not None and self.gpus_of(host.id):
+                drive = replace(host.drive or Drive(0), memory_bytes=parse_bytes(ssd))
+                host = replace(host, drive=drive)
+            hosts.append(host)
+        return replace(self, gpus=gpus, hosts=tuple(hosts))._checked()
 
     @classmethod
     def parse(

@@ -54,8 +54,6 @@ def choose_capacities(
     ----------
     problem : Problem
         A problem with any capacities of these tables.
-    names : sequence of str
-    cost_model : CostModel
     miss_price_s : float, optional
         Seconds of a step that 1% more hits of these tables' lookups are worth.
     limits : Limits, optional

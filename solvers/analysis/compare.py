@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cost_models as models
-from cost_models import CostModel, CostReport
+from cost_models import CostModel
 from placer.errors import PlacerError, ProblemError, TopologyError
 from placer.problem import Problem
 from placer.topology.kinds import LIST_PRICES, Price
@@ -17,7 +17,6 @@ from solvers.result import Limits, Solver, SolveResult, Termination
 
 CLASSIC = ("greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim")
 """Strategies of trainers without a cost model."""
-
 
 SAMPLES = 1_000_000_000
 """Number of training samples for which prices and times are given."""
@@ -123,10 +122,10 @@ def compare(
             results.append(solver_called(name).solve(problem, model, limits))
             on_solved(len(rows) + len(results), len(cost_models) * len(solvers))
         bound_s = max((one.bound_s for one in results if one.bound_s is not None), default=None)
+        price = None if price_per_hour is None else Price(price_per_hour)
         for name, result in zip(solvers, results, strict=True):
-            cost = None if result.plan is None else model.evaluate(problem, result.plan)
-            of = problem, name, model_name, replace(result, bound_s=bound_s), cost
-            rows.append(compare_row(*of, None if price_per_hour is None else Price(price_per_hour)))
+            known = replace(result, bound_s=bound_s)
+            rows.append(compare_row(problem, name, model, known, price))
     return rows
 
 
@@ -151,12 +150,11 @@ def refused_rows(
 def compare_row(
     problem: Problem,
     solver: str,
-    cost_model: str,
+    cost_model: CostModel,
     result: SolveResult,
-    cost: CostReport | None,
     price: Price | None = None,
 ) -> CompareRow:
-    """Return the row of a result; `cost` is the cost model's report of its plan, if any."""
+    """Return the row of a solver's result under a cost model."""
     samples_per_s = problem.global_batch_size / result.step_time_s if result.step_time_s else None
     end, topology = result.termination, problem.topology
     dollars = None if price is None else price.dollars_per_hour
@@ -168,7 +166,8 @@ def compare_row(
         )
         or end.detail
     }
-    if cost is not None:
+    if result.plan is not None:
+        cost = cost_model.evaluate(problem, result.plan)
         of_gpus = [cost.memory[gpu.id] for gpu in topology.gpus]
         of_hosts = [cost.memory[host.id] for host in topology.hosts]
         hbm_bytes, dram_bytes = (sum(u.total_bytes for u in one) for one in (of_gpus, of_hosts))
@@ -194,7 +193,7 @@ def compare_row(
     return CompareRow(
         hbm_budget_bytes=max(gpu.memory_bytes for gpu in topology.gpus),
         solver=solver,
-        cost_model=cost_model,
+        cost_model=cost_model.name,
         status=end.summary,
         step_time_s=result.step_time_s,
         bound_s=result.bound_s,
@@ -246,19 +245,10 @@ def fleet(
     Machines with equal numbers of GPUs are solved one after the other. Their steps have equally
     many lookups, so each table's load is computed once.
 
-    Parameters
-    ----------
-    problem_on : callable
-        Returns the problem on a machine, by its name, always with the same profile.
-    solver, cost_model, limits
-        Solver, cost model and limits for each machine.
-    prices : mapping, optional
-        Dollars an hour, by machine or by kind of GPU; the default is `LIST_PRICES`.
-    on_solved : callable
-        Called with the number of machines done, and of all machines to solve.
+    - `problem_on`: returns the problem on a machine, by its name, always with the same profile.
+    - `prices`: dollars an hour, by machine or by kind of GPU; the default is `LIST_PRICES`.
+    - `on_solved`: called with the number of machines done, and of all machines to solve.
 
-    Examples
-    --------
     >>> from cost_models import Roofline
     >>> from placer.workloads import named_workload
     >>> from solvers import solver
@@ -282,10 +272,9 @@ def fleet(
         problem, result = problems[name], SolveResult(None, Termination("no_plan", "stop"))
         if limits.stop is None or not limits.stop():
             result = solver.solve(problem, cost_model, limits)
-        cost = None if result.plan is None else cost_model.evaluate(problem, result.plan)
         price = price_of(problem.topology, name, prices or {})
-        row = compare_row(problem, solver.name, cost_model.name, result, cost, price)
-        detail = result.termination.detail if cost is None else row.detail
+        row = compare_row(problem, solver.name, cost_model, result, price)
+        detail = result.termination.detail if result.plan is None else row.detail
         rows[name] = replace(row, topology=name, detail=detail)
         on_solved(len(rows), len(problems))
     return [rows[name] for name in machines]

@@ -31,10 +31,6 @@ _PRICE_SHARE = 1 / 64
 _FULL = 0.99
 """A memory counts as full from this share on, as rows and buffers never fill it exactly."""
 
-_GAIN = 1e-6
-"""A step counts as faster if it is shorter by this share: more than rounding errors."""
-
-
 Constraint = Literal[
     "hbm", "dram", "hottest row", "pin", "tier", "forbidden", "together", "work"
 ]  # fmt: skip
@@ -219,7 +215,8 @@ def _constraints(planned: PlannedTable, others: Sequence[Alternative]) -> Iterat
         fitting = [one for one in alternatives(freed) if not one.short_bytes]
         best = min(fitting, key=lambda one: one.step_time_s, default=None)
         gain = "no other placement that fits beside the other tables would be faster"
-        if best is not None and best.step_time_s < fastest_s * (1 - _GAIN):
+        # More than rounding errors.
+        if best is not None and best.step_time_s < fastest_s * (1 - 1e-6):
             times = f"{format_seconds(best.step_time_s)} instead of {format_seconds(step_time_s)}"
             gain = f"without that, {best.name}: step {times}"
         yield Binding(kind, devices[0] if len(devices) == 1 else "", f"{words}; {gain}")

@@ -27,6 +27,7 @@ from solvers.model.knapsack import Int
 from solvers.model.read_plan import TablePlacement
 from solvers.search.old_placement import OldTable
 
+_Class = tuple[float, ...]
 KeptBytes = dict[tuple[str, str], int]
 """Bytes that stay, by device of the new plan and device of the old machine that replaces it."""
 
@@ -130,7 +131,7 @@ def matched_gpus(
     topology = instance.problem.topology
     kept = _kept_bytes(instance, plan, old, placements, tables)
     classes = _classes(instance)
-    by_host: dict[str, dict[int, list[int]]] = {host.id: {} for host in topology.hosts}
+    by_host: dict[str, dict[_Class, list[int]]] = {host.id: {} for host in topology.hosts}
     for number, gpu in enumerate(topology.serving):
         host = home_of(topology, gpu.id, "dram")
         by_host[host].setdefault(classes[number], []).append(number)
@@ -149,8 +150,8 @@ def matched_gpus(
 
 
 def _within(
-    places: Mapping[int, list[int]],
-    takers: Mapping[int, list[int]],
+    places: Mapping[_Class, list[int]],
+    takers: Mapping[_Class, list[int]],
     ids: Sequence[str],
     kept: KeptBytes,
 ) -> tuple[int, dict[int, int]]:
@@ -164,17 +165,14 @@ def _within(
     return total, matched
 
 
-def _classes(instance: Instance) -> list[int]:
-    """Return a number for each GPU, equal for GPUs that can replace each other."""
+def _classes(instance: Instance) -> list[_Class]:
+    """Return a value for each GPU, equal for GPUs that can replace each other."""
     masks = [
         mask for table in range(instance.tables) if (mask := instance.allowed(table)) is not None
     ]
     pins = np.unique(np.array(masks), axis=0) if masks else np.zeros((0, instance.gpus))
-    known: dict[object, int] = {}
     return [
-        known.setdefault(
-            (kind, float(instance.hbm_bytes[gpu]), tuple(pins[:, gpu].tolist())), len(known)
-        )
+        (kind, float(instance.hbm_bytes[gpu]), *pins[:, gpu].tolist())
         for gpu, kind in enumerate(instance.kind_of_gpu)
     ]
 
@@ -326,7 +324,6 @@ def order_within_slices(
 
 
 def _reads(counts: RowCounts, ids: Int) -> Int:
-    """Return the access count of each row."""
     reads = np.zeros(ids.size, dtype=np.int64)
     if counts.ids.size:
         at = np.minimum(np.searchsorted(counts.ids, ids), counts.ids.size - 1)

@@ -125,7 +125,7 @@ def whatif(
     if base.plan is None or base.step_time_s is None:
         return WhatIf(base, ())
     found = binding(problem, base.plan, cost_model)
-    asked = _changes(problem, base, cost_model, found)
+    asked = _changes(problem, base.plan, base.step_time_s, cost_model, found)
     on_solved(1, len(asked) + 1)
     effects = []
     for number, (name, changed, plan_gain) in enumerate(asked):
@@ -180,12 +180,9 @@ def front(
 
 
 def _changes(
-    problem: Problem, base: SolveResult, cost_model: CostModel, found: Binding
+    problem: Problem, plan: Plan, step_time_s: float, cost_model: CostModel, found: Binding
 ) -> list[tuple[str, Problem, float | None]]:
     """Return the changed problems with their names, and the gain of the present plan."""
-    plan, step_time_s = base.plan, base.step_time_s
-    assert plan is not None
-    assert step_time_s is not None
     asked: list[tuple[str, Problem, float | None]] = []
     for change in changes(problem.topology):
         changed, gain = replace(problem, topology=change.topology), found.gains.get(change.resource)
@@ -218,15 +215,13 @@ def _with_servers(machine: Topology) -> Topology | None:
     if None in on_network or len(machine.hosts) < 2:
         return None
     server, port = cpu_server(), CPU_SERVER.network.bytes_per_s
-    latency_s = NETWORK_LATENCY_S
+    like = Link("", "network", "network", port, NETWORK_LATENCY_S)
     if machine.servers:
         server = machine.servers[-1]
-        like = machine.link_of(server.id, "network")
-        assert like is not None, "all hosts have one"
-        port, latency_s = like.bytes_per_s, like.latency_s
+        like = machine.link_of(server.id, "network") or like
     names = [f"host:+{number}" for number in range(1, _MORE_SERVERS + 1)]
     hosts = tuple(replace(server, id=name) for name in names)
-    links = tuple(Link(name, "network", "network", port, latency_s) for name in names)
+    links = tuple(replace(like, a=name) for name in names)
     return replace(machine, hosts=(*machine.hosts, *hosts), links=(*machine.links, *links))
 
 

@@ -158,7 +158,6 @@ def fleet_report(
 
 
 def _words(answer: Cheapest, within_s: float) -> list[str]:
-    """Return the answer in sentences."""
     row, limit = answer.row, _hours(within_s)
     if row is None:
         words = [f"no machine with a price trains a billion samples in {limit}"]

@@ -29,7 +29,6 @@ from solvers.report.progress import verdict
 from solvers.result import Limits, SolveResult
 
 MACHINE, BATCH_SIZE, DIM = "4xt4", 128, 64
-_HBM_SHARE = 0.25
 # A tenth of the batches is held out. A model that sees only a few batches again and again memorises
 # them before the last step.
 _LEAST_BATCHES = 60
@@ -52,7 +51,7 @@ def demo_problem(profile: Profile) -> Problem:
         lookups = samples * table.lookups_per_sample
         buffers += exchange_buffer_bytes(table, samples, lookups, DIM)
         buffers += index_buffer_bytes(table, lookups, DIM)
-    hbm_bytes = int((profile.total_bytes * _HBM_SHARE + 1.5 * buffers) / gpus)
+    hbm_bytes = int((profile.total_bytes / 4 + 1.5 * buffers) / gpus)
     return Problem(profile, Topology.parse(MACHINE, hbm=hbm_bytes), batch_size)
 
 

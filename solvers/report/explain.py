@@ -12,7 +12,7 @@ from placer.topology.kinds import GPU_KINDS
 from placer.units import counted, format_bytes, format_seconds
 from solvers.analysis.alternatives import Alternative
 from solvers.analysis.explain import Explanation, ShardMargin
-from solvers.report.plan import MOST_DEVICES, placement_kind, short_names
+from solvers.report.plan import MOST_DEVICES, devices_of, placement_kind
 
 MOST_ALTERNATIVES = 12
 """Number of alternatives that the report shows."""
@@ -22,8 +22,7 @@ def explain_report(explanation: Explanation) -> Report:
     """Report what binds a table, the worth of HBM to its rows, and its alternatives."""
     current = explanation.current
     table = current.plan.tables_by_name[explanation.table]
-    shards = current.plan.shards_by_table[explanation.table]
-    devices = short_names(device for shard in shards for device in shard.devices)
+    devices = devices_of(current.plan, explanation.table)
     facts: Row = {
         "table": explanation.table,
         **form.attributes(table, "rows", "dim"),
@@ -78,7 +77,7 @@ def _margins(explanation: Explanation) -> Section:
 
 
 def _alternatives(explanation: Explanation) -> Section:
-    now = explanation.current
+    now, table = explanation.current, explanation.table
 
     def lacking(one: Alternative) -> str:
         short = one.short_bytes
@@ -89,16 +88,12 @@ def _alternatives(explanation: Explanation) -> Section:
         more = f", {counted(others, 'other')} at most as much" if others else ""
         return f"{worst} lacks {format_bytes(short[worst])}{more}"
 
-    def devices(one: Alternative) -> str:
-        shards = one.plan.shards_by_table[explanation.table]
-        return short_names(device for shard in shards for device in shard.devices)
-
     return table_of(
         (now, *explanation.alternatives),
         "alternatives",
         "Alternatives, everything else as it is",
         Column("placement", "placement", wraps=True, of=lambda one: one.name),
-        Column("devices", "devices", spare=True, of=devices),
+        Column("devices", "devices", spare=True, of=lambda one: devices_of(one.plan, table)),
         Column("step_time_s", "step"),
         Column("ratio", "vs planned", of=lambda one: form.ratio(one.step_time_s, now.step_time_s)),
         Column("table_s", "GPU time"),

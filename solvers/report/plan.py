@@ -122,6 +122,12 @@ def short_names(devices: Iterable[str]) -> str:
     return ", ".join(names)
 
 
+def devices_of(plan: Plan, table: str) -> str:
+    """Return the `short_names` of the devices that serve a table."""
+    shards = plan.shards_by_table[table]
+    return short_names(device for shard in shards for device in shard.devices)
+
+
 def bound_holds(plan: Plan, problem_sha256: str, cost: CostReport) -> bool:
     """Return whether a plan's bound is for the problem and the cost model of a cost.
 
@@ -258,7 +264,6 @@ def _memory_section(memory: dict[str, MemoryUse]) -> Section:
 
 
 def _time_section(cost: CostReport) -> Section:
-    """Return the table of each device's seconds of work in a step."""
     dram_s = {host.device: host.dram_s for host in cost.hosts}
     parts = "device", "hbm_s", "link_s", "communication_s", "launch_s"
     rows: list[tuple[Any, ...]] = [
@@ -286,7 +291,6 @@ def _time_section(cost: CostReport) -> Section:
 
 
 def _phase_section(cost: CostReport) -> Section:
-    """Return the table of the phases that make up the step."""
     names = ("name", "slowest", "slowest_s", "mean_s", "waits_s")
     rows: list[Row] = [attributes(one, *names) for one in cost.phases]
     at = next((at for at, row in enumerate(rows) if row["name"] == "gradients"), len(rows))
@@ -331,9 +335,6 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
     def in_memory(memory: Memory) -> Callable[[Table], int]:
         return lambda table: sum(of[memory] for of in used[table.name])
 
-    def devices(table: Table) -> str:
-        return short_names(device for one in shards[table.name] for device in one.devices)
-
     memories: list[Memory] = ["hbm", "dram"]
     if any(shard.memory == "ssd" for shard in plan.shards):
         memories.append("ssd")
@@ -349,7 +350,7 @@ def _table_section(plan: Plan, cost: CostReport | None) -> Section:
         Column(
             "placement", "placement", wraps=True, of=lambda table: placement_kind(plan, table.name)
         ),
-        Column("devices", "devices", wraps=True, of=devices),
+        Column("devices", "devices", wraps=True, of=lambda table: devices_of(plan, table.name)),
         Column("shards", of=lambda table: len(shards[table.name])),
         Column("hot_row_share", "in HBM", spare=True, of=lambda t: _hot_share(t, shards[t.name])),
         *(Column(f"{memory}_bytes", of=in_memory(memory)) for memory in memories),

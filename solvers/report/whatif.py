@@ -15,9 +15,6 @@ from placer.units import counted, format_bytes, format_seconds, listed
 from solvers.analysis.replan import Candidate, Replanned
 from solvers.analysis.whatif import Effect, FrontPoint, WhatIf
 
-_NO_GAIN = 5e-6
-"""Smaller gains are a solver's rounding errors and shown as 0%."""
-
 
 def whatif_report(
     problem: Problem, answer: WhatIf, points: Sequence[FrontPoint] = (), *, solver: str
@@ -73,7 +70,7 @@ def _verdict(effect: Effect) -> str:
 
 def gain(value: float) -> str:
     """Format a relative gain with its sign: ``+1.2%``, ``-0.4%``."""
-    if abs(value) < _NO_GAIN:
+    if abs(value) < 5e-6:  # A solver's rounding error.
         return "0%"
     return f"{'-' if value < 0 else '+'}{form.share(abs(value))}"
 

@@ -29,12 +29,9 @@ def table_map(plan: Plan, profile: Profile, tables: Section) -> dict[str, Any]:
     The profile is over the plan's row order. `tables` is the section of tables of
     `solvers.report.plan_report`, which gives the page's rows and columns.
 
-    Returns
-    -------
-    dict
-        ``columns`` have a key and a title, and ``rows`` a value and a text for each column. Of each
-        table, ``strips`` has runs ``[first device, last device, HBM bytes, DRAM bytes]``,
-        ``shards`` its shards as texts, and ``curve`` the index of its access curve in ``curves``.
+    ``columns`` have a key and a title, and ``rows`` a value and a text for each column. Of each
+    table, ``strips`` has runs ``[first device, last device, HBM bytes, DRAM bytes]``, ``shards``
+    its shards as texts, and ``curve`` the index of its access curve in ``curves``.
     """
     gpus, hosts = plan.topology.gpus, plan.topology.hosts
     devices = [*(gpu.id for gpu in gpus), *(host.id for host in hosts)]

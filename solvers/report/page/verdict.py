@@ -29,9 +29,6 @@ _ADVICE: dict[Resource, str] = {
     "nothing": "No single resource is worth buying. A larger batch spreads what every step takes.",
 }
 
-_ROUNDING = 1e-5
-"""Do not mention smaller gains."""
-
 
 def summary(facts: Row) -> str:
     """Return a plan's step time, and how far from the best it may be, from its facts."""
@@ -51,8 +48,8 @@ def advice(facts: Row, binding: Binding, memory: Sequence[Row]) -> list[str]:
     """
     words = [_ADVICE[binding.resource]]
     gains = sorted(binding.gains.items(), key=lambda one: -one[1])
-    # Free HBM is there already.
-    more = (one for one in gains if one[0] != "free hbm" and one[1] > _ROUNDING)
+    # Free HBM is there already, and smaller gains are not worth a word.
+    more = (one for one in gains if one[0] != "free hbm" and one[1] > 1e-5)
     known = [f"{resource} {form.share(gain)}" for resource, gain in more]
     if known:
         words.append(f"A tenth more would gain, in samples a second: {', '.join(known)}.")
