@@ -57,7 +57,7 @@ def test_sockets_may_be_joined() -> None:
     network = tuple(Link(host.id, "network", "network", 1.0) for host in hosts)
     links = (*PCIE, *network, Link("host:0", "host:1", "socket", 5.0))
     topology = replace(SMALL, hosts=hosts, links=links)
-    assert topology.links == links
+    assert topology.graph["host:0"]["host:1"]["socket"]["bytes_per_s"] == 5.0
 
 
 def test_servers_need_a_network() -> None:
@@ -76,10 +76,14 @@ def test_servers_of_unequal_memory_are_of_different_kinds() -> None:
     assert topology.kind_of_gpu == (0, 0, 1, 1, 2)
 
 
-def test_gpus_have_links_of_two_kinds() -> None:
+def test_the_graph_has_everything() -> None:
     topology = Topology.parse("2x4xa100-40")
-    assert len(topology.links) == 8 + 8 + 2
-    assert [one.kind for one in topology.links if one.a == "gpu:5"] == ["pcie", "nvlink"]
+    graph = topology.graph
+    assert graph.number_of_nodes() == 8 + 2 + 1
+    assert graph.number_of_edges() == len(topology.links) == 8 + 8 + 2
+    assert graph.nodes["gpu:5"]["device"] == topology.gpus_by_id["gpu:5"]
+    assert graph.nodes["host:1"]["device"] == topology.hosts_by_id["host:1"]
+    assert set(graph["gpu:5"]["host:1"]) == {"pcie", "nvlink"}
 
 
 def test_an_exchange_within_a_host_leaves_out_what_stays() -> None:

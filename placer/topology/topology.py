@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from placer.errors import TopologyError
 from placer.topology.devices import (
@@ -20,6 +21,9 @@ from placer.topology.devices import (
 from placer.topology.kinds import GPU_KINDS
 from placer.topology.presets import kinds, machine_called
 from placer.units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _ROUND_NUMBERS = 1.08
 """Allow this multiple of a card's memory: people write 80GiB for a card that reports 79.6 GiB."""
@@ -51,6 +55,29 @@ class Topology(TopologyFields):
                 raise TopologyError(
                     f"{gpu.id} has no pcie link to {gpu.host}; without one it cannot read DRAM"
                 )
+
+    @cached_property
+    def graph(self) -> "nx.Graph":
+        """The machine as a networkx graph: devices are nodes, links are edges.
+
+        It is a multigraph, because PCIe and NVLink can both join a GPU to its host.
+        """
+        import networkx as nx  # Takes 0.1 s to load, and is rarely needed.
+
+        graph = nx.MultiGraph(name=self.name)
+        for gpu in self.gpus:
+            graph.add_node(gpu.id, kind="gpu", device=gpu)
+        for host in self.hosts:
+            graph.add_node(host.id, kind="host", device=host)
+        for link in self.links:
+            graph.add_edge(
+                link.a,
+                link.b,
+                key=link.kind,
+                bytes_per_s=link.bytes_per_s,
+                latency_s=link.latency_s,
+            )
+        return graph
 
     @cached_property
     def _links_by_end(self) -> dict[tuple[str, str], Link]:
