@@ -74,10 +74,8 @@ class Embeddings:
         """Return the cost of a placement's embeddings on the GPUs of platform `name`."""
         key = (name, placement, setting.batch, *setting.embedding_key)
         if key not in self._reports:
-            make, problem = (
-                PLACEMENTS[placement],
-                Problem(setting.profile(), topology, setting.batch),
-            )
+            make = PLACEMENTS[placement]
+            problem = Problem(setting.profile(), topology, setting.batch)
             assert make is not None, "servers have no plan on GPUs"
             plan = make(problem, self.model)
             short = shortage(plan)
