@@ -16,12 +16,7 @@ from placer.executor.id_order import rows_from
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.lookups.batch_reads import feature_reads
 from placer.executor.memory.layout import check_plan
-from placer.executor.tensor_names import (
-    UPDATES,
-    check_shapes,
-    check_weights,
-    state_shapes,
-)
+from placer.executor.tensor_names import UPDATES, check_shapes, check_weights, state_shapes
 from placer.growing import KeyCounts
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName

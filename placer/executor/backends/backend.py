@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from placer.executor import Policy
-from placer.executor.backends.host_pooling import HostPooling, exchange_records, note_in_place
+from placer.executor.backends import host_pooling
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
@@ -72,7 +72,7 @@ class Backend(TorchKernels):
         # a batch on another stream first waits for that.
         self.is_written = True
         self.counts = LookupCounts(device)  # Nothing is counted if all rows are in one memory.
-        self._host = HostPooling(host or self)
+        self._host = host or self
         self._device, self._policy = device, policy
         self.window = Window()  # The open steps, whose backward passes may still come.
         self.faults = Faults(device)
@@ -124,7 +124,7 @@ class Backend(TorchKernels):
             if fault is None:
                 self.faults.watch(found, batch, features)
         if self.in_one_memory:
-            return tuple(map(ArenaStep, reads, slots))
+            return tuple(map(ArenaStep, reads, slots, slots))
         with _MOVING:
             ticket = self.window.open()
             self.counts.begin()
@@ -142,7 +142,7 @@ class Backend(TorchKernels):
             scales = None if weights is None else weights.detach().contiguous()
             self.pool(arena.weights, step.places, step.reads.offsets, scales, out)
         if step.host is not None:
-            self._host.forward(arena, step.host, weights, out)
+            host_pooling.add_sums(self._host, arena, step.host, weights, out)
         return out
 
     def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
@@ -177,7 +177,7 @@ class Backend(TorchKernels):
         row_reads = RowReads(runs, places, sources, scales, gradients)
         self.update_rows(arena.weights, arena.state, row_reads, rule)
         if step.host is not None:
-            self._host.update(arena, step.host, gradients, weights, rule)
+            host_pooling.update(self._host, arena, step.host, gradients, weights, rule)
 
     def sorted_bags(self, reads: ArenaReads, runs: Runs) -> Tensor:
         """Return the bag of each lookup in the order of the runs, int32."""
@@ -221,7 +221,7 @@ class Backend(TorchKernels):
         out = torch.empty(step.reads.lookups, dtype=torch.float32, device=self._device)
         self.dot_rows(arena.weights, step.places, self.bags_of_lookups(step.reads), gradients, out)
         if step.host is not None:
-            self._host.weight_gradients(arena, step.host, gradients, out)
+            host_pooling.add_weight_gradients(self._host, arena, step.host, gradients, out)
         return out
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
@@ -242,9 +242,7 @@ class Backend(TorchKernels):
                         segment.lookups[0],
                         segment.lookups[1] - segment.lookups[0],
                         segment.columns.rows,
-                        segment.columns.follows.near,
-                        segment.columns.follows.edge,
-                        segment.columns.follows.far,
+                        *segment.columns.follows,
                         segment.columns.map_start,
                     )
                     for segment in reads.segments
@@ -271,7 +269,7 @@ class Backend(TorchKernels):
         self.counts.add(slots, spec, reads, arena.row_cache)
         host = runs = run_places = None
         if spec.host_start < spec.rows and reads.lookups:
-            host = self._host.reads(slots, reads.offsets, spec.host_start)
+            host = host_pooling.reads(slots, reads.offsets, spec.host_start)
         # The update of rows with several column slices sorts their lookups by slot.
         kept = slots if spec.key.splits_rows else slots.new_empty(0)
         if arena.row_cache is not None and reads.lookups:
@@ -324,7 +322,7 @@ class Backend(TorchKernels):
             moved, entries = self._move(arena, found.moves), found.entries
             ticket.resolved[spec] = rows[entries < 0]
             if arena.store is not None:
-                note_in_place(arena, arena.store, entries, ticket, self.window)
+                arena.store.is_read_in_place = self.window.reads_store(spec, ticket, entries)
             if training:
                 row_cache.mark_dirty(entries)
             run_places = places_of(spec, row_cache.entries, distinct)
@@ -341,7 +339,7 @@ class Backend(TorchKernels):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             keep_until_used(moves, self._stream)
         if arena.store is not None:
-            move = partial(exchange_records, arena.store, matrices, moves)
+            move = partial(host_pooling.exchange_records, arena.store, matrices, moves)
             return arena.store.start(partial(self._moved, move))
         with phase("write-back"):  # One kernel uses both directions of the link.
             return self._moved(partial(self.exchange, matrices, moves))

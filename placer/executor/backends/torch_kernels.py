@@ -23,7 +23,7 @@ class SegmentTable:
     """The positions of an arena's ids in a batch, and how to translate them to slots."""
 
     # Int64, shape (segments, 8). Columns: first id in the batch, first lookup in the arena's step,
-    # number of lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and start of
+    # number of lookups, rows of the table, the three numbers of `ArenaSlice.follows`, and start of
     # the table's part of the arena's slot map (−1 if slots follow ids).
     table: Tensor
     longest: int  # Number of lookups of the longest segment.

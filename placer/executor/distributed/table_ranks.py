@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import BackendError, PlacerError, PlanMismatchError
+from placer.executor.distributed.channels import NumberedBatch
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.division import servers_of
 from placer.growing import Growing
@@ -48,13 +49,6 @@ class Command(IntEnum):
 
 _MESSAGE = 4
 """Length of a message: a command and up to three numbers, all float64."""
-
-
-class NumberedBatch:
-    """A batch's number for servers. They drop the batch when the trainer drops this object."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 class TableRanks:

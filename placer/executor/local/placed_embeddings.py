@@ -250,12 +250,10 @@ class PlacedEmbeddings(Embeddings):
         # Copies of rows wait for the updates that are queued now. Finding the rows of a batch on
         # the host need not wait, so it runs beside the training step.
         backend.follow(training)
-        on_device = [tensor for tensor in tensors_of(batch) if tensor.is_cuda]
-        if backend.is_written or on_device:
+        if backend.is_written or any(tensor.is_cuda for tensor in tensors_of(batch)):
             self._stream.wait_stream(training)
             backend.is_written = False
-        for tensor in on_device:  # Its memory must not be reused before the read.
-            tensor.record_stream(self._stream)
+        keep_until_used(batch, self._stream)
         self._begun.append(recorded())
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True, behind=training)
@@ -327,7 +325,7 @@ class PlacedEmbeddings(Embeddings):
         held: dict[tuple[str, str], int] = defaultdict(int)
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
-                size = (part.stop - part.start) * arena.home_bytes(part.dtype)
+                size = (part.stop - part.start) * arena.row_bytes(part.dtype)
                 held[part.home, part.memory] += size
             if arena.row_cache is None:
                 continue
@@ -335,7 +333,7 @@ class PlacedEmbeddings(Embeddings):
                 entries = shard.staging_rows + shard.cache_rows
                 size = arena.row_cache.directory.nbytes * entries
                 share = size // max(arena.row_cache.entries, 1)
-                held[shard.device, "pool"] += entries * arena.row_bytes + share
+                held[shard.device, "pool"] += entries * arena.row_bytes() + share
         for name, column_slices in self._layout.column_slices.items():
             maps = [columns.slots for columns in column_slices if columns.slots is not None]
             if size := sum(slots.nbytes for slots in maps):

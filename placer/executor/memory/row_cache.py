@@ -17,7 +17,7 @@ from torch import Tensor
 
 from placer.errors import PlanMismatchError
 from placer.executor import Policy
-from placer.executor.memory.layout import SlotRange, warm_slots
+from placer.executor.memory.layout import SlotRange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,7 +235,7 @@ class RowCache:
         admitted = wanted[: order.numel()]
         # Sort entries by their slots, so that copies from and to host memory run in its order.
         taken = order[: admitted.numel()]
-        taken = taken[torch.sort(self.slots_at(taken), stable=True).indices]
+        taken = taken[torch.sort(held.slots[taken], stable=True).indices]
         moves = self._admit(slots[admitted], counts[admitted], taken, ticket)
         entries[admitted] = taken
         read, in_place = hit | miss, miss.sum() - admitted.numel()
@@ -296,10 +296,6 @@ class RowCache:
         """Note that the copies in entries are newer than the rows themselves; −1 is ignored."""
         self.directory.dirty[entries[entries >= 0]] = True
 
-    def slots_at(self, entries: Tensor) -> Tensor:
-        """Return the slot in each entry; the dtype's largest value if the entry is free."""
-        return self.directory.slots.index_select(0, entries)
-
     def stats(self) -> RowCacheStats:
         """Return the counts so far; waits for the device."""
         return RowCacheStats(*self.directory.counters.tolist())
@@ -310,12 +306,18 @@ class RowCache:
 
     def _warm_up(self, cached: list[SlotRange]) -> None:
         """Give entries to the hottest rows of cached shards in the plan."""
-        none = torch.empty(0, dtype=torch.int64)
-        warm = [warm_slots(part) for part in cached]
-        slots = torch.cat([none, *warm]).to(self.directory.slots)
-        listed = [w for part, w in zip(cached, warm, strict=True) if part.warm is not None]
-        ranks = torch.cat([none, *(torch.arange(one.numel()) for one in listed)])
-        known, order = torch.sort(torch.cat([none, *listed]))
+        warm = [torch.empty(0, dtype=torch.int64)]
+        listed = warm.copy()
+        for part in cached:
+            if part.warm is None:
+                last = min(part.start + part.cache_rows, part.stop)
+                warm.append(torch.arange(part.start, last))
+            else:
+                listed.append(torch.from_numpy(part.start + part.warm[: part.cache_rows]))
+                warm.append(listed[-1])
+        slots = torch.cat(warm).to(self.directory.slots)
+        ranks = torch.cat([torch.arange(one.numel()) for one in listed])
+        known, order = torch.sort(torch.cat(listed))
         self._listed = known.to(self.directory.slots)
         self._listed_ranks = ranks[order].to(self.directory.slots)
         self.directory.slots[: slots.numel()] = slots

@@ -7,7 +7,7 @@ programs share it. So the host knows the size of every launch, and CUDA graphs c
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor import Policy
 from placer.executor.backends.backend import Backend
-from placer.executor.backends.host_pooling import note_in_place
 from placer.executor.backends.triton import cache_kernels, lookup_kernels
 from placer.executor.lookups.steps import CHUNK, Moved, Runs, Ticket
 from placer.executor.memory.arena import Arena
@@ -85,15 +84,12 @@ class TritonStaging(Backend):
     def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Launch a kernel, unless its grid is empty."""
         if math.prod(grid):
-            with self._current_device():
+            on_gpu = self._device.type == "cuda"
+            is_other = on_gpu and torch.cuda.current_device() != self._device.index
+            # Triton launches on torch's current device.
+            with torch.cuda.device(self._device) if is_other else nullcontext():
                 # Without fused multiply-add, all kernels round alike, however they are compiled.
                 kernel[grid](*arguments, enable_fp_fusion=False, **options)
-
-    def _current_device(self) -> AbstractContextManager[Any]:
-        """Make the tensors' device current, as Triton launches on torch's current device."""
-        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
-            return torch.cuda.device(self._device)
-        return nullcontext()
 
     def find_runs(self, slots: Tensor) -> Runs:
         return self._sorted(slots)[0]
@@ -139,7 +135,7 @@ class TritonStaging(Backend):
             del found
             if arena.store is not None:
                 known = entries[: int(last - first)]
-                note_in_place(arena, arena.store, known, ticket, self.window)
+                arena.store.is_read_in_place = self.window.reads_store(spec, ticket, known)
             ticket.resolved[spec] = resolved
             self._move_to_entries(resolved, entries, row_cache, home, training)
             del entries

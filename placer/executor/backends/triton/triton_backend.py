@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton import (
-    lookup_kernels,
-    update_kernels,
-)
+from placer.executor.backends.triton import lookup_kernels, update_kernels
 from placer.executor.backends.triton.staging import BLOCK, BLOCK_WARPS, TritonStaging
 from placer.executor.growing_keys import GrowingKeys
 from placer.executor.lookups.batch_reads import ArenaReads
