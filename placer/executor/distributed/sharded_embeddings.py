@@ -74,6 +74,7 @@ class ShardedEmbeddings(Embeddings):
     """
 
     keys: ShardedKeys
+    _is_shared = True
 
     @torch.inference_mode(False)
     def __init__(

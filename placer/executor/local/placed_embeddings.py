@@ -4,7 +4,6 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -178,10 +177,6 @@ class PlacedEmbeddings(Embeddings):
             elif seed is not None:
                 order.draw(weight, seed)
 
-    @property
-    def _can_be_copied(self) -> bool:
-        return not has_records(self.plan)
-
     def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
         """Return a module of the plan's tables, which shares their memory with this one.
 
@@ -293,13 +288,13 @@ class PlacedEmbeddings(Embeddings):
         if not training:
             self._runtime.backend.finish(steps)
             self.keys.end_step(batch.key_step)
-        column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self.features]
+        column_slices: list[dict[int, Tensor]] = [{} for _ in self.features]
         segments = (segment for step in steps for segment in step.reads.segments)
         for segment, output in zip(segments, outputs, strict=True):
-            column_slices[segment.feature].append((segment.columns.cols[0], output))
+            column_slices[segment.feature][segment.columns.cols[0]] = output
         results = {}
         for index, feature in enumerate(self.features):
-            parts = [part for _, part in sorted(column_slices[index], key=itemgetter(0))]
+            parts = [part for _, part in sorted(column_slices[index].items())]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             results[feature.name] = batch.bags.output(index, feature, whole)
         return results
