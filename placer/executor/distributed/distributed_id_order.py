@@ -190,9 +190,9 @@ class DistributedIdOrder(IdOrder):
             order.write_rows(order.plan.tables_by_name[target.name], name, rows, values)
         numbers = self._target_numbers[target.name], self._numbers[target.table.name, name]
         then = rows, values.to(self.numbered[numbers[1]].dtype)
-        for server in self._ranks.followers:
-            if server in target.holders:
-                self._ranks.write(server, *numbers, rows.numel(), then=then)
+        to = [server for server in self._ranks.followers if server in target.holders]
+        if to:
+            self._ranks.tell(Command.WRITE, *numbers, rows.numel(), then=then, to=to)
 
     def _parts(
         self, table: Table, ids: Tensor, is_wanted: Callable[[Target], bool]

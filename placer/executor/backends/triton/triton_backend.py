@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+import triton
 from torch import Tensor
 
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
@@ -169,10 +170,10 @@ class TritonBackend(TritonStaging):
         (hbm, dram), (state_hbm, state_dram) = parts[0], parts[-1]
         words = hbm.shape[1]
         state_words = state_hbm.shape[1] if len(parts) > 1 else 0
-        columns = min(_power_of_two(words), MAX_WORDS)
+        columns = min(triton.next_power_of_2(words), MAX_WORDS)
         tile = EXCHANGE_BYTES // (columns * hbm.element_size())
         tile = max(1, min(MAX_MOVES, tile))
-        state_columns = min(_power_of_two(state_words), max(columns, 1))
+        state_columns = min(triton.next_power_of_2(max(state_words, 1)), max(columns, 1))
         blocks = max(-(-words // columns), -(-state_words // state_columns))
         programs = min(EXCHANGE_PROGRAMS, -(-moves.entries.numel() // tile))
         self.run(
@@ -196,7 +197,7 @@ class TritonBackend(TritonStaging):
         """Launch the three kernels that sum and update runs."""
         runs = reads.runs
         width = reads.gradients.shape[1]
-        block = _power_of_two(width)
+        block = triton.next_power_of_2(width)
         tile = _tile_rows(UPDATE_ELEMENTS, block)
         warps = min(16, max(1, tile * block // UPDATE_ELEMENTS))
         shape = {"CHUNK": CHUNK, "WIDTH": width, "BLOCK": block}
@@ -227,7 +228,7 @@ class TritonBackend(TritonStaging):
 
     def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
         """Return the columns and rows that a warp of the forward pass reads at once."""
-        columns = min(_power_of_two(width), POOL_COLUMNS)
+        columns = min(triton.next_power_of_2(width), POOL_COLUMNS)
         elements = POOL_BYTES // rows.hbm.element_size()
         return columns, _tile_rows(elements, columns)
 
@@ -235,11 +236,6 @@ class TritonBackend(TritonStaging):
 def _tile_rows(elements: int, columns: int) -> int:
     """Return the number of rows in a tile of `elements`."""
     return max(1, min(ROWS, elements // columns))
-
-
-def _power_of_two(number: int) -> int:
-    """Return the least power of two that is at least `number`."""
-    return 1 << max(0, number - 1).bit_length()
 
 
 def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:
