@@ -111,8 +111,7 @@ class Records:
     def rounded(self, weights: Tensor, updates: Tensor) -> Tensor:
         """Round weights stochastically to values that fit into a record; works on any device.
 
-        `weights`, float32, shape (rows, width). `updates`, int64, shape (): number of the update,
-        which seeds the random bits; see `placer.executor.optimizers`.
+        `updates` is the number of the update: see `placer.executor.optimizers.random_bits`.
         """
         if self.dtype != "int8":
             return stochastic_round(weights.contiguous(), self._torch_dtype, updates).float()
@@ -305,10 +304,7 @@ class ColdStore:
             part.medium.write(own, held)
 
     def rounded(self, rows: Tensor, weights: Tensor, updates: Tensor) -> Tensor:
-        """Round weights to values that fit into records. Rows outside of the store stay unchanged.
-
-        It runs on the weights' device; see `Records.rounded`.
-        """
+        """Round weights as `Records.rounded`. Rows outside of the store stay unchanged."""
         for part in self._parts:
             if part.records.is_narrow:
                 here = _within(rows, part)

@@ -141,8 +141,7 @@ class IdOrder(ABC):
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
         """Return the rows that this process requests, on the host. All processes must call this.
 
-        `requests`, sequence of IdRange or None, length world: the request of each process; every
-        process must pass the same sequence.
+        Every process must pass the same `requests`, one for each process.
         """
 
     @abstractmethod
@@ -189,8 +188,8 @@ def rows_from(
 ) -> ReadRows:
     """Return a function that reads a tensor whose rows come from an earlier tensor or are new.
 
-    - `before`: reads rows ``start..stop`` of the earlier tensor; None if there was none.
-    - `earlier`, int64 array, shape (rows,): the earlier row of each row, negative for new rows.
+    - `before`: reads the earlier tensor; None if there was none.
+    - `earlier`: the earlier row of each row, negative for new rows.
     - `seed`: draws the weights of new rows, as for a new table. None leaves them zero.
     """
     place_of_new = np.cumsum(earlier < 0) - 1

@@ -436,7 +436,6 @@ class TestWithoutAGpu:
             "order_entries",
             "leaving_slots",
             "fill_entries",
-            "store_sorted",
             "move_to_entries",
             "place_lookups",
             "mark_runs",

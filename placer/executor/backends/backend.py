@@ -260,11 +260,7 @@ class Backend(TorchKernels):
         ticket: Ticket,
         training: bool,
     ) -> ArenaStep:
-        """Find the places of an arena's lookups, and copy staged and cached rows to HBM.
-
-        `all_slots` has the slots by arena. Slots of arenas with a row cache are removed, to free
-        memory.
-        """
+        """Find the places of an arena's lookups, and copy staged and cached rows to HBM."""
         spec, slots = arena.spec, all_slots[index]
         self.counts.add(slots, spec, reads, arena.row_cache)
         host = runs = run_places = None
@@ -300,11 +296,10 @@ class Backend(TorchKernels):
         """Give entries of the arena's row cache to staged and cached rows.
 
         Rows that another open step reads in place get no entry. That step will update the row in
-        host memory, so a copy made before would be outdated. The arena's slots are removed from
-        `all_slots`, to free memory.
+        host memory, so a copy made before would be outdated. `all_slots` has the slots by arena.
+        Those of this arena may be removed, to free memory.
 
-        Return the place of each lookup; the lookups grouped by row; the place of each row; and what
-        completes when the rows are at these places.
+        Return places of lookups, the lookups grouped by row, places of rows, and `ArenaStep.moved`.
         """
         spec, home, slots = arena.spec, arena.spec.home, all_slots[index]
         runs = self.find_runs(slots)

@@ -299,8 +299,7 @@ def mean_from_sum(sums: Tensor, offsets: Tensor) -> Tensor:
 def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
     """Return the largest value of each column over each bag; empty bags are zero.
 
-    If lookups tie, the gradient goes to the first, as in `nn.EmbeddingBag`. Rows are
-    float32, shape (lookups, width); offsets int64, shape (bags + 1,), from 0 to lookups.
+    If lookups tie, the gradient goes to the first, as in `nn.EmbeddingBag`.
     """
     if not len(rows):  # The sum keeps the graph.
         return rows.new_zeros((offsets.numel() - 1, rows.shape[1])) + rows.sum()

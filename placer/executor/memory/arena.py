@@ -180,10 +180,8 @@ def allocate(
 ) -> Arena:
     """Allocate zeroed memory for an arena: HBM rows and row cache on a device, others on the host.
 
-    - `device`: device that reads and updates rows.
-    - `policy`, {"lfu", "rank"} or None: which cached rows are evicted first. None keeps all rows in
-      host memory.
-    - `drive`: folder for rows on a drive; by default the system's folder for temporary files.
+    Without a `policy`, all rows are in host memory. `drive` is the folder for rows on a drive; by
+    default the system's folder for temporary files.
     """
     key, row_cache, store = spec.key, None, None
     home = spec.rows if policy is None else spec.home

@@ -213,12 +213,11 @@ class RowCache:
         Take free entries first, then entries of the staged rows unused for longest, then of the
         cached rows of lowest priority. Rows that an open step reads keep their entries.
 
-        - `slots`, int32 or int64, shape (rows,): distinct slots; slots that are neither staged nor
-          cached are ignored.
-        - `counts`, integer, shape (rows,): lookups of each slot.
+        - `slots`: distinct; those that are neither staged nor cached are ignored.
+        - `counts`: lookups of each slot.
         - `ticket`: number of the step: at least 0, below 2³¹, never decreasing.
         - `oldest_open`: the oldest open step: this step or an earlier one.
-        - `barred`, bool, shape (rows,), or None: rows without an entry that must not get one.
+        - `barred`, bool by slot: rows without an entry that must not get one.
 
         The result is valid after its moves. Until then, changed entries hold their old rows.
         """
@@ -243,7 +242,7 @@ class RowCache:
         lookups = counts[read].sum(), counts[hit].sum()
         counted = [*lookups, read.sum(), hit.sum(), in_place, written_back]
         held.counters.add_(torch.stack(counted))
-        self._sort()
+        self.sort()
         return Resolution(entries, moves)
 
     def fade(self) -> None:
@@ -268,7 +267,7 @@ class RowCache:
         return entries[torch.sort(key[entries], stable=True).indices].int()
 
     def _admit(self, incoming: Tensor, lookups: Tensor, entries: Tensor, ticket: int) -> Moves:
-        """Give entries to rows. Call `_sort` afterwards."""
+        """Give entries to rows. Call `sort` afterwards."""
         held = self.directory
         outgoing = torch.where(held.dirty[entries], held.slots[entries], -1)
         held.priority[entries] = self.first_priority(incoming, lookups).float()
@@ -286,7 +285,7 @@ class RowCache:
             return lookups + self._expected_lookups(incoming.to(self._kind))
         return lookups
 
-    def _sort(self) -> None:
+    def sort(self) -> None:
         """Sort the directory by slot, in place."""
         slots, entries = torch.sort(self.directory.slots)
         self.directory.sorted_slots.copy_(slots)
@@ -323,7 +322,7 @@ class RowCache:
         self.directory.slots[: slots.numel()] = slots
         first = self._rank_priority if self.policy == "rank" else self._expected_lookups
         self.directory.priority[: slots.numel()] = first(slots)
-        self._sort()
+        self.sort()
 
     def _expected_lookups(self, slots: Tensor) -> Tensor:
         """Return the lookups credited to rows that get an entry, besides actual lookups."""

@@ -245,11 +245,7 @@ class TritonStaging(Backend):
             incoming.numel(), row_cache.entries, ticket,
         )  # fmt: skip
         del wanted, turns, order, by_slot, lookups
-        ordered, order = torch.sort(held.slots)
-        self.each(
-            cache_kernels.store_sorted, size,
-            ordered, order, held.sorted_slots, held.sorted_entries, size, vacant,
-        )  # fmt: skip
+        row_cache.sort()
         return Resolution(entries, moves)
 
     def _move_to_entries(

@@ -12,7 +12,6 @@ from placer.executor.backends.torch_kernels import RowReads, SegmentTable
 from placer.executor.backends.triton import lookup_kernels, update_kernels
 from placer.executor.backends.triton.staging import BLOCK, BLOCK_WARPS, TritonStaging
 from placer.executor.growing_keys import GrowingKeys
-from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.row_cache import Moves
@@ -51,9 +50,6 @@ SCAN = 32
 
 SEGMENT_PROGRAMS = 256
 """Most programs that share the lookups of a segment."""
-
-BAGS = 256
-"""Bags of a program that writes the bag of each lookup. Its longest bag determines its time."""
 
 EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 16, 16384, 8
 """Programs that copy rows over the link, bytes under way in each direction for each program, and
@@ -153,15 +149,6 @@ class TritonBackend(TritonStaging):
         self._sum_and_apply(
             reads, matrices, rule.optimizer, stochastic, mean_squares, None, constants
         )
-
-    def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
-        out = torch.empty(reads.lookups, dtype=torch.int32, device=self._device)
-        tiles = (-(-reads.bags // BAGS),)
-        self.run(
-            lookup_kernels.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
-            BLOCK=BAGS, num_warps=BLOCK_WARPS,
-        )  # fmt: skip
-        return out
 
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         parts = [(_words(rows.hbm), _words(rows.dram)) for rows in matrices]
