@@ -49,13 +49,13 @@ class InputExchange:
     def __call__(
         self,
         batch: BagBatch,
-        number: NumberedBatch | None,
         training: bool,
         key_step: KeyStep | None,
+        number: NumberedBatch | None = None,
     ) -> ShardedBatch:
         """Exchange a batch's lookups. Every rank must call this with its own batch.
 
-        `number` is the batch's number for servers, `key_step` the result of the keys' `open_step`.
+        `key_step` is the result of the keys' `open_step`.
         """
         fault: PlacerError | None = None
         try:
@@ -323,7 +323,7 @@ class InputsAhead:
         """Exchange a batch that was not sent ahead, after all batches that were."""
         if self._thread is None:
             key_step = self._inputs.keys.open_step() if training else None
-            return self._inputs(batch, number, training, key_step)
+            return self._inputs(batch, training, key_step, number)
         return self.arrived(self.send(batch, number, training))
 
     def wait(self) -> None:
@@ -349,11 +349,11 @@ class InputsAhead:
             raise self._lost  # No rank would answer: skip the timeout.
         try:
             if self._stream is None:
-                return self._inputs(batch, number, training, key_step), None
+                return self._inputs(batch, training, key_step, number), None
             with torch.cuda.device(self._inputs.device), torch.cuda.stream(self._stream):
                 if made is not None:
                     self._stream.wait_event(made)
-                return self._inputs(batch, number, training, key_step), recorded()
+                return self._inputs(batch, training, key_step, number), recorded()
         except Exception as error:
             if not on_every_rank(error):
                 self._lost = error
