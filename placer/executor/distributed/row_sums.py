@@ -177,7 +177,6 @@ class RowTotals:
     def _over_ranks(
         self, holders: Sequence[Sequence[int]], own: Sequence[Tensor], comm: Communicator
     ) -> list[Tensor]:
-        """Return each group's sum over its ranks."""
         met = [
             (other, group)
             for other in range(comm.world)

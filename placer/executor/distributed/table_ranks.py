@@ -212,7 +212,6 @@ def check_world(plan: Plan, world: int) -> None:
 
 
 def _check_role(plan: Plan, rank: int, serves: bool) -> None:
-    """Check that this rank calls the function of its role."""
     servers, gpus = servers_of(plan), len(plan.topology.gpus)
     is_server = bool(servers) and rank >= gpus
     if is_server and not serves:

@@ -133,12 +133,11 @@ class FusedLookup(torch.autograd.Function):
         weights: Tensor | None = ctx.saved_tensors[0]
         weight_gradients = None
         with phase("backward"):
-            gradients: list[Tensor] = []
-            taken = 0
-            for arena, step in zip(runtime.arenas, ctx.steps, strict=True):
-                parts = output_gradients[taken : taken + len(step.reads.segments)]
-                taken += len(parts)
-                gradients.append(runtime.backend.join(arena, parts))
+            parts = iter(output_gradients)
+            gradients = [
+                runtime.backend.join(arena, [next(parts) for _ in step.reads.segments])
+                for arena, step in zip(runtime.arenas, ctx.steps, strict=True)
+            ]
             if weights is not None and ctx.needs_input_grad[1]:
                 weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
         with phase("update"):

@@ -269,7 +269,6 @@ def arena_reads(
 
 
 def _offsets(bags: Bags, features: Sequence[FeatureRead], segments: Sequence[Segment]) -> Tensor:
-    """Return the offsets of an arena's bags."""
     size = bags.batch_size
     pooled = [features[segment.feature].pooling in ("sum", "mean") for segment in segments]
     if all(pooled) and [segment.feature for segment in segments] == list(range(len(features))):

@@ -120,11 +120,6 @@ class Runs:
         return self.order.numel()
 
     @property
-    def blocks(self) -> int:
-        """Number of blocks of `CHUNK` sorted positions."""
-        return self.covering.numel()
-
-    @property
     def firsts(self) -> Tensor:
         """Sorted position of each run's first lookup, int32; arbitrary after the last run."""
         return self.starts[:-1].clamp(0, max(self.lookups - 1, 0))

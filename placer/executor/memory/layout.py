@@ -298,22 +298,24 @@ def lay_out(
     return Layout(tuple(arenas), {name: tuple(parts) for name, parts in column_slices.items()})
 
 
-_Starts = list[list[tuple[Shard, int]]]
-"""For each column slice of an arena, its shards and their first slots."""
+_Starts = list[tuple[tuple[int, int, int], int]]
+"""Slices of a table's rows, and their first slots."""
 
 
-def _ranges(plan: Plan, members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _Starts]:
-    """Return the ranges of slots of all shards, and each column slice's shards with first slots.
+def _ranges(
+    plan: Plan, members: Sequence[SlicedColumns]
+) -> tuple[tuple[SlotRange, ...], list[_Starts]]:
+    """Return the ranges of slots of all shards with rows, and the same by column slice.
 
     Parts with equal sort keys keep the plan's order.
     """
-    starts: _Starts = [[] for _ in members]
+    starts: list[_Starts] = [[] for _ in members]
     ranges: list[SlotRange] = []
     slot = 0
     parts = [(number, part) for number, columns in enumerate(members) for part in columns.shards]
     for number, part in sorted(parts, key=lambda pair: pair[1].order):
-        starts[number].append((part.shard, slot))
         if part.shard.row_count:
+            starts[number].append((part.shard.rows, slot))
             ranges.append(slot_range(plan, part, slot))
             slot = ranges[-1].stop
     return tuple(ranges), starts
@@ -339,11 +341,9 @@ def slot_range(plan: Plan, part: ArenaShard, start: int) -> SlotRange:
     )
 
 
-def _slots(
-    plan: Plan, table: Table, starts: list[tuple[Shard, int]]
-) -> tuple[tuple[int, int, int], Tensor | None]:
+def _slots(plan: Plan, table: Table, starts: _Starts) -> tuple[tuple[int, int, int], Tensor | None]:
     """Return the formula of slots from ids, or the slot of each id if no formula fits."""
-    held = sorted((shard.rows, slot) for shard, slot in starts if shard.row_count)
+    held = sorted(starts)
     in_a_row = all(step == 1 for (_, _, step), _ in held)
     if plan.order_of(table.name).kind == "id" and in_a_row and len(held) <= 2:
         bases = [slot - start for (start, _, _), slot in held] or [0]

@@ -182,7 +182,7 @@ class TritonBackend(TritonStaging):
         constants: tuple[Tensor, Tensor, float, float, float],
     ) -> None:
         """Launch the three kernels that sum and update runs."""
-        runs = reads.runs
+        runs, blocks = reads.runs, reads.runs.covering.numel()
         width = reads.gradients.shape[1]
         block = triton.next_power_of_2(width)
         tile = _tile_rows(UPDATE_ELEMENTS, block)
@@ -199,16 +199,16 @@ class TritonBackend(TritonStaging):
         )  # fmt: skip
         if runs.lookups <= CHUNK:
             return
-        partials = torch.empty((2 * runs.blocks, width), dtype=torch.float32, device=self._device)
+        partials = torch.empty((2 * blocks, width), dtype=torch.float32, device=self._device)
         self.run(
-            update_kernels.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
-            partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
+            update_kernels.sum_chunks, self.shared(-(-2 * blocks // tile), warps),
+            partials, runs.starts, runs.covering, runs.long_runs, blocks,
             reads.places, *gradients, **shape, **by_row, UNROLL=CHUNK_UNROLL,
         )  # fmt: skip
         chunks = _tile_rows(SUM_ELEMENTS, block)
         self.run(
-            update_kernels.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
-            *matrices, runs.starts, runs.long_runs, runs.blocks,
+            update_kernels.update_long_runs, self.shared(blocks, SUM_WARPS),
+            *matrices, runs.starts, runs.long_runs, blocks,
             reads.places, partials, *effects, **shape, **rule,
             CHUNKS=chunks, SCAN=SCAN, num_warps=SUM_WARPS,
         )  # fmt: skip
@@ -221,7 +221,6 @@ class TritonBackend(TritonStaging):
 
 
 def _tile_rows(elements: int, columns: int) -> int:
-    """Return the number of rows in a tile of `elements`."""
     return max(1, min(ROWS, elements // columns))
 
 
