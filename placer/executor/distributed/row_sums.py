@@ -276,13 +276,11 @@ class ReplicaUpdates:
     def weight_gradients(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Return gradients of lookups' weights, row · gradient of the bag: shape (lookups,)."""
         lookups = list(self._lookups(unit_step, gradients))
-        found = [torch.unique(own.numbers, return_inverse=True) for own in lookups]
         with torch.no_grad():
-            read = self._read([numbers for numbers, _ in found])
+            read = self._read([own.numbers for own in lookups])
         result = torch.zeros(unit_step.bounds[-1], dtype=torch.float32, device=self._module.device)
-        for own, rows, (_, back) in zip(lookups, read, found, strict=True):
-            vectors = torch.cat(rows)[back]
-            result[own.places] = (vectors * own.gradients[own.sources]).sum(1)
+        for own, rows in zip(lookups, read, strict=True):
+            result[own.places] = (torch.cat(rows) * own.gradients[own.sources]).sum(1)
         return result
 
     def _lookups(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Iterator[_Lookups]:
@@ -316,13 +314,13 @@ class ReplicaUpdates:
             )
 
     def _read(self, numbers: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Return the rows of each target, by width; numbers ascend within each width."""
+        """Return rows by width and target; numbers of each width are target by target."""
         ids: dict[int, Tensor] = {}
         for alike, own in zip(self._alike, numbers, strict=True):
             bases = torch.tensor(alike.bases, device=own.device)
-            local = own - bases[torch.searchsorted(bases, own, right=True) - 1]
-            ends = torch.searchsorted(own, bases[1:]).tolist()
-            ids.update(zip(alike.targets, torch.tensor_split(local, ends), strict=True))
+            target = torch.searchsorted(bases, own, right=True) - 1
+            counts = torch.bincount(target, minlength=len(bases)).tolist()
+            ids.update(zip(alike.targets, torch.split(own - bases[target], counts), strict=True))
         each = [ids[number] for number in range(len(ids))]
         bounds = (0, *accumulate(own.numel() for own in each))
         offsets = torch.tensor(bounds, dtype=torch.int64).to(self._module.device)
