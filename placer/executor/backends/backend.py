@@ -313,8 +313,9 @@ class Backend(TorchKernels):
             rows = distinct[first:last]
             others, oldest = self.window.others(spec, ticket), self.window.oldest
             barred = torch.isin(rows, torch.cat([rows[:0], *others]))
-            found = row_cache.resolve(rows, lookups[first:last], ticket.number, oldest, barred)
-            moved, entries = self._move(arena, found.moves), found.entries
+            counts, number = lookups[first:last], ticket.number
+            entries, moves = row_cache.resolve(rows, counts, number, oldest, barred)
+            moved = self._move(arena, moves)
             ticket.resolved[spec] = rows[entries < 0]
             if arena.store is not None:
                 arena.store.is_read_in_place = self.window.reads_store(spec, ticket, entries)

@@ -57,14 +57,6 @@ class Directory:
         return sum(part.nbytes for part in (*parts, self.sorted_slots, self.sorted_entries))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Resolution:
-    """The entries of a step's rows after its moves."""
-
-    entries: Tensor  # Int32, shape (rows,): entry of each row; −1 for rows without an entry.
-    moves: Moves
-
-
 @dataclass(frozen=True, slots=True)
 class RowCacheStats:
     """Counts of a row cache since the last reset."""
@@ -207,7 +199,7 @@ class RowCache:
         ticket: int,
         oldest_open: int,
         barred: Tensor | None = None,
-    ) -> Resolution:
+    ) -> tuple[Tensor, Moves]:
         """Give entries to the rows of a step, as far as entries are available.
 
         Take free entries first, then entries of the staged rows unused for longest, then of the
@@ -219,7 +211,7 @@ class RowCache:
         - `oldest_open`: the oldest open step: this step or an earlier one.
         - `barred`, bool by slot: rows without an entry that must not get one.
 
-        The result is valid after its moves. Until then, changed entries hold their old rows.
+        Return the entry of each row, int32, −1 for none; and the moves after which it has the row.
         """
         entries = self.find(slots)
         hit = entries >= 0
@@ -244,7 +236,7 @@ class RowCache:
         counted = [*lookups, read.sum(), hit.sum(), in_place, written_back]
         held.counters.add_(torch.stack(counted))
         self.sort()
-        return Resolution(entries, moves)
+        return entries, moves
 
     def fade(self) -> None:
         """Multiply all counts of lookups by `DECAY`, if the policy counts them."""

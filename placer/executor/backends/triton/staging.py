@@ -22,7 +22,7 @@ from placer.executor.backends.triton import cache_kernels, lookup_kernels
 from placer.executor.lookups.steps import CHUNK, Moved, Runs, Ticket
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, Moves, Resolution, RowCache
+from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, Moves, RowCache
 from placer.executor.streams import phase
 
 RESIDENT_WARPS = 32
@@ -129,10 +129,12 @@ class TritonStaging(Backend):
             )  # fmt: skip
             del ordered
             others = self.window.others(spec, ticket)
-            found = self._resolve(row_cache, home, resolved, slots, counts, others, ticket.number)
+            entries, moves = self._resolve(
+                row_cache, home, resolved, slots, counts, others, ticket.number
+            )
             del slots, counts
-            moved, entries = self._move(arena, found.moves), found.entries
-            del found
+            moved = self._move(arena, moves)
+            del moves
             if arena.store is not None:
                 known = entries[: int(last - first)]
                 arena.store.is_read_in_place = self.window.reads_store(spec, ticket, known)
@@ -188,7 +190,7 @@ class TritonStaging(Backend):
         counts: Tensor,
         others: Sequence[Resolved],
         ticket: int,
-    ) -> Resolution:
+    ) -> tuple[Tensor, Moves]:
         """Do what `RowCache.resolve` does, and bar rows that `others` read in place."""
         held, most = row_cache.directory, resolved.most
         entries = torch.empty_like(counts)
@@ -239,7 +241,7 @@ class TritonStaging(Backend):
         )  # fmt: skip
         del wanted, turns, order, by_slot, lookups
         row_cache.sort()
-        return Resolution(entries, moves)
+        return entries, moves
 
     def _move_to_entries(
         self, resolved: Resolved, entries: Tensor, row_cache: RowCache, home: int, training: bool
