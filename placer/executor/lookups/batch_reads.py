@@ -72,10 +72,14 @@ class ArenaReads:
 
     def spread(self, per_lookup: Tensor | None) -> Tensor | None:
         """Reorder values by lookup from the order of the batch to the order of this arena."""
-        if per_lookup is None:
-            return None
-        parts = [per_lookup[slice(*segment.batch)] for segment in self.segments]
-        return torch.cat([per_lookup[:0], *parts])  # Perhaps no feature reads these tables.
+        if per_lookup is None or (
+            self.lookups == per_lookup.numel()
+            and all(segment.batch == segment.lookups for segment in self.segments)
+        ):
+            return per_lookup  # The arena's order is the batch's order.
+        if not self.segments:  # No feature reads these tables.
+            return per_lookup[:0]
+        return torch.cat([per_lookup[slice(*segment.batch)] for segment in self.segments])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
