@@ -433,6 +433,8 @@ class TestWithoutAGpu:
             "bar_rows",
             "admit_rows",
             "find_edges",
+            "order_entries",
+            "leaving_slots",
             "fill_entries",
             "move_to_entries",
             "place_lookups",

@@ -150,7 +150,7 @@ class RowCache:
         self.policy: Policy = policy
         self._start, self._stop = home, parts[-1].stop if parts else home
         cached = [part for part in parts if part.cache_rows]
-        self._cached_start = cached[0].start if cached else self._stop
+        self.cached_start = cached[0].start if cached else self._stop
 
         # int32 slots halve the directory and the memory that each step sorts.
         self._kind = torch.int32 if self._stop < torch.iinfo(torch.int32).max else torch.int64
@@ -221,8 +221,7 @@ class RowCache:
         if self.policy == "lfu":
             held.priority[own] += counts[hit]
         held.last_used[own] = ticket
-        order, available = self.eviction_order(ticket, oldest_open)
-        order = order[: int(available)].int()
+        order = self._evictable(ticket, oldest_open)
         wanted = torch.nonzero(miss if barred is None else miss & ~barred).squeeze(1)
         admitted = wanted[: order.numel()]
         # Sort entries by their slots, so that copies from and to host memory run in its order.
@@ -243,21 +242,21 @@ class RowCache:
         if self.policy == "lfu":
             self.directory.priority.mul_(DECAY)
 
-    def eviction_order(self, ticket: int, oldest_open: int) -> tuple[Tensor, Tensor]:
-        """Return the entries in the order of eviction, and how many can be taken, int32.
+    def _evictable(self, ticket: int, oldest_open: int) -> Tensor:
+        """Return the entries that can be taken, int32, in the order of eviction.
 
         One int32 key gives the order. Free entries have the least key, and staged rows have minus
         their age. Cached rows have the bits of their priority, which increase with it because it
-        is never negative. Entries that cannot be taken come last.
+        is never negative.
         """
         held = self.directory
         is_free = held.slots == self.vacant
         may = is_free | (held.last_used < oldest_open)
-        may[self.entries] = False
+        entries = torch.nonzero(may[: self.entries]).squeeze(1)
         age = (ticket - held.last_used).clamp_(min=1)
-        key = torch.where(held.slots < self._cached_start, -age, held.priority.view(torch.int32))
-        key = torch.where(may, torch.where(is_free, _FREE, key), _PROTECTED)
-        return torch.sort(key, stable=True).indices, may.sum(dtype=torch.int32)
+        key = torch.where(held.slots < self.cached_start, -age, held.priority.view(torch.int32))
+        key = torch.where(is_free, _FREE, key)
+        return entries[torch.sort(key[entries], stable=True).indices].int()
 
     def _admit(self, incoming: Tensor, lookups: Tensor, entries: Tensor, ticket: int) -> Moves:
         """Give entries to rows. Call `sort` afterwards."""

@@ -129,6 +129,38 @@ def bar_rows(
         first += tl.num_programs(0) * BLOCK
 
 
+@triton.jit(do_not_specialize=["entries", "cached_start", "vacant", "ticket", "oldest"])
+def order_entries(
+    slots, last_used, priority, keys, available, entries, cached_start, vacant, ticket, oldest,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the keys of `RowCache._evictable`, and count the entries that can be taken."""
+    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = entry < entries
+    slot = tl.load(slots + entry, mask=here, other=0)
+    used = tl.load(last_used + entry, mask=here, other=0)
+    bits = tl.load(priority + entry, mask=here, other=0.0).to(tl.int32, bitcast=True)
+    key = tl.where(slot < cached_start, -tl.maximum(ticket - used, 1), bits)
+    free = slot == vacant
+    may = here & (free | (used < oldest))
+    key = tl.where(may, tl.where(free, -2147483648, key), 2147483647)
+    tl.store(keys + entry, key, mask=entry <= entries)
+    tl.atomic_add(available, tl.sum(may.to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["size", "rows", "vacant"])
+def leaving_slots(
+    order, slots, turns, available, out, size, rows, vacant, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Write the slots of taken entries in the order of eviction; fill the rest with `vacant`."""
+    number = tl.minimum(tl.load(turns + rows - 1), tl.load(available))
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    leaves = place < tl.minimum(number, size)
+    entry = tl.load(order + place, mask=leaves, other=0)
+    slot = tl.load(slots + entry, mask=leaves, other=0)
+    tl.store(out + place, tl.where(leaves, slot, vacant), mask=place < size)
+
+
 @triton.jit(do_not_specialize=["rows", "most", "nobody", "ticket"])
 def fill_entries(
     order, by_slot, turns, available, rows, incoming, priority, slots, last_used, priorities, dirty,

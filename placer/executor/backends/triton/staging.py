@@ -197,7 +197,7 @@ class TritonStaging(Backend):
         wanted = torch.zeros_like(counts, dtype=torch.uint8)
         rows = (resolved.first, resolved.last)
         row_cache.fade()
-        size = held.slots.numel()
+        size, vacant = held.slots.numel(), row_cache.vacant
         self.walk(
             cache_kernels.find_rows, most,
             *rows, slots, counts, held.sorted_slots, held.sorted_entries, size,
@@ -211,13 +211,20 @@ class TritonStaging(Backend):
                 row_cache.entries, *rows, slots, wanted, BITS=most.bit_length(),
             )  # fmt: skip
         turns = torch.cumsum(wanted, 0, dtype=torch.int32)
-        order, available = row_cache.eviction_order(ticket, self.window.oldest)
-        place = torch.arange(size, dtype=torch.int32, device=order.device)
-        is_taken = place < torch.minimum(turns[-1], available)
-        leaving = torch.where(is_taken, held.slots.index_select(0, order), row_cache.vacant)
-        del place, is_taken
+        keys, available = entries.new_empty(size), entries.new_zeros(1)
+        self.each(
+            cache_kernels.order_entries, size,
+            held.slots, held.last_used, held.priority, keys, available,
+            row_cache.entries, row_cache.cached_start, vacant, ticket, self.window.oldest,
+        )  # fmt: skip
+        order = torch.sort(keys, stable=True).indices
+        leaving = torch.empty_like(held.slots)
+        self.each(
+            cache_kernels.leaving_slots, size,
+            order, held.slots, turns, available, leaving, size, most, vacant,
+        )  # fmt: skip
         by_slot = torch.sort(leaving, stable=True).indices
-        del leaving
+        del keys, leaving
         incoming = slots.new_empty(min(most, row_cache.entries))
         lookups = torch.empty_like(incoming, dtype=torch.int32)
         self.walk(
