@@ -38,7 +38,8 @@ class Records:
     >>> records = Records("int8", torch.float32, width=2, state_shape=())
     >>> records.weight_bytes, records.nbytes
     (10, 14)
-    >>> held = records.encode(torch.tensor([[0.0, 0.5]]), torch.tensor([7.0]))
+    >>> weights, state = torch.tensor([[0.0, 0.5]]), torch.tensor([7.0])
+    >>> held = torch.cat([records.encode_weights(weights), records.encode_state(state)], 1)
     >>> records.weights(held), records.state(held)
     (tensor([[0.0000, 0.5000]]), tensor([7.]))
     """
@@ -70,26 +71,15 @@ class Records:
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype
 
-    def encode(self, weights: Tensor, state: Tensor | None) -> Tensor:
-        """Return the records of weights and state on the host: uint8, shape (rows, nbytes).
-
-        Weights are rounded to the nearest value that fits. State None means zeros.
-        """
-        held = torch.zeros((len(weights), self.nbytes), dtype=torch.uint8)
-        held[:, : self.weight_bytes] = self.encode_weights(weights)
-        if state is not None:
-            held[:, self.weight_bytes :] = self.encode_state(state)
-        return held
-
     def encode_weights(self, weights: Tensor) -> Tensor:
-        """Return the part of records with weights."""
+        """Return the part of records with weights, rounded to the nearest that fits, uint8."""
         if self.dtype != "int8":
             return _bytes(weights.to(self._torch_dtype))
         levels, scale, offset = _quantized(weights.float(), None)
         return torch.cat([levels.to(torch.uint8), _bytes(scale), _bytes(offset)], 1)
 
     def encode_state(self, state: Tensor) -> Tensor:
-        """Return the part of records with optimizer state."""
+        """Return the part of records with optimizer state, uint8."""
         return _bytes(state.float().reshape(len(state), -1))
 
     def weights(self, records: Tensor) -> Tensor:
@@ -111,8 +101,7 @@ class Records:
     def rounded(self, weights: Tensor, updates: Tensor) -> Tensor:
         """Round weights stochastically to values that fit into a record; works on any device.
 
-        `weights`, float32, shape (rows, width). `updates`, int64, shape (): number of the update,
-        which seeds the random bits; see `placer.executor.optimizers`.
+        `updates` is the number of the update: see `placer.executor.optimizers.random_bits`.
         """
         if self.dtype != "int8":
             return stochastic_round(weights.contiguous(), self._torch_dtype, updates).float()
@@ -295,20 +284,17 @@ class ColdStore:
         for part, here in self._blocks(rows):
             own, codec = rows[here] - part.start, part.records
             if weights is not None and (state is not None or not self._has_state):
-                held = codec.encode(weights[here], None if state is None else state[here])
+                held = torch.zeros((len(own), codec.nbytes), dtype=torch.uint8)
             else:
                 held = part.medium.read(own)
-                if weights is not None:
-                    held[:, : codec.weight_bytes] = codec.encode_weights(weights[here])
-                if state is not None:
-                    held[:, codec.weight_bytes :] = codec.encode_state(state[here])
+            if weights is not None:
+                held[:, : codec.weight_bytes] = codec.encode_weights(weights[here])
+            if state is not None:
+                held[:, codec.weight_bytes :] = codec.encode_state(state[here])
             part.medium.write(own, held)
 
     def rounded(self, rows: Tensor, weights: Tensor, updates: Tensor) -> Tensor:
-        """Round weights to values that fit into records. Rows outside of the store stay unchanged.
-
-        It runs on the weights' device; see `Records.rounded`.
-        """
+        """Round weights as `Records.rounded`. Rows outside of the store stay unchanged."""
         for part in self._parts:
             if part.records.is_narrow:
                 here = _within(rows, part)

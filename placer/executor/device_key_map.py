@@ -44,16 +44,6 @@ class Lookups(NamedTuple):
         return both.at(both.places.argsort())
 
 
-class Asked(NamedTuple):
-    """A question to the device: when and how often were these rows read?
-
-    Rows whose last read was before step `before` may lose their keys.
-    """
-
-    rows: Int
-    before: int
-
-
 class Answer(NamedTuple):
     """The device's answer for each row: the last step that read it, and the number of such steps.
 
@@ -107,6 +97,9 @@ class DeviceCopy:
         self.reads[rows] = reads.byte()
         self.slots[of_slots[0]] = of_slots[1].int()
 
+
+Asked: TypeAlias = tuple[Int, int]
+"""Rows, and a step: when and how often were they read? Those last read before may lose keys."""
 
 Walk: TypeAlias = Generator[Asked, Answer | None, Given | None]
 """A step of a map as a generator: it yields questions to the device, and returns the changes."""
@@ -165,7 +158,7 @@ class DeviceKeyMap(KeyMap):
         if ttl:
             before = int(state[kernels.STEP]) + 1 - max(ttl, open_steps)
             swept = self._behind(int(state[kernels.SWEEP]), lookups + 1024)
-            answer = yield Asked(swept, before)
+            answer = yield swept, before
             assert answer is not None, "every question is answered"
             step = self._refresh(swept, answer.last, answer.reads)
             expires = (step >= 0) & (step < before)
@@ -194,7 +187,7 @@ class DeviceKeyMap(KeyMap):
             # The clock hand needs the reads of these rows, which only the device has in full.
             more = max(LEAST_ROWS, ROWS_PER_KEY * waiting.places.size, passed)
             chunk = self._behind(hand, more, passed)
-            answer = yield Asked(chunk, open_since)
+            answer = yield chunk, open_since
             assert answer is not None, "every question is answered"
             last, reads, readers = answer
             changed.append(chunk)

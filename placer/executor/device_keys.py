@@ -207,10 +207,10 @@ class DeviceKeys(GrowingKeys):
 
     def _answers(self, keys: _Keys, asked: Mapping[str, Asked]) -> dict[str, Answer | None]:
         """Answer the questions of several tables with one wait for the device."""
-        known, sizes = self._copy, [own.rows.size for own in asked.values()]
+        known, sizes = self._copy, [rows.size for rows, _ in asked.values()]
         starts = np.repeat([self._places[name][3] for name in asked], sizes)
-        befores = np.repeat([own.before for own in asked.values()], sizes)
-        chosen = np.concatenate([own.rows for own in asked.values()]) + starts
+        befores = np.repeat([before for _, before in asked.values()], sizes)
+        chosen = np.concatenate([rows for rows, _ in asked.values()]) + starts
         index, before = known.index(np.stack((chosen, befores)))
         last, reads = known.last[index].long(), known.reads[index].long()
         may_go = torch.zeros(known.last.shape, dtype=torch.bool, device=self._device)

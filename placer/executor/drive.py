@@ -278,9 +278,6 @@ class DriveRecords:
     """
 
     def __init__(self, folder: Path, rows: int, record_bytes: int) -> None:
-        if rows < 0 or record_bytes < 1:
-            raise PlacerError(f"{rows} records of {record_bytes} bytes make no file; give others")
-        self.rows, self.record_bytes = rows, record_bytes
         self._file = file = BlockFile(folder, rows, record_bytes)
         self._kept = KeptBlocks(-(-rows // file.per_block), file.block_bytes)
         self._lock = threading.Lock()
@@ -290,7 +287,7 @@ class DriveRecords:
 
         `rows`: int64 ``[n]`` on the CPU, in any order. Rows of one block need one read.
         """
-        records = np.empty((rows.numel(), self.record_bytes), np.uint8)
+        records = np.empty((rows.numel(), self._file.record_bytes), np.uint8)
         self._move(READ, rows, records)
         return torch.from_numpy(records)
 
@@ -300,10 +297,6 @@ class DriveRecords:
         `rows`: distinct, int64 ``[n]`` on the CPU, in any order. A block with other rows too is
         read first, unless it is kept in memory. `records`: uint8 ``[n, record_bytes]`` on the CPU.
         """
-        shape = (rows.numel(), self.record_bytes)
-        if records.dtype != torch.uint8 or records.shape != shape:
-            has = f"{records.dtype} {tuple(records.shape)}"
-            raise PlacerError(f"the records to write are {has}; give torch.uint8 {shape}")
         self._move(WRITE, rows, records.numpy())
 
     def _move(self, operation: int, rows: Tensor, records: Array) -> None:

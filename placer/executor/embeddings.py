@@ -15,13 +15,8 @@ from placer.errors import PlacerError, PlanMismatchError
 from placer.executor.id_order import rows_from
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.lookups.batch_reads import feature_reads
-from placer.executor.memory.layout import check_plan
-from placer.executor.tensor_names import (
-    UPDATES,
-    check_shapes,
-    check_weights,
-    state_shapes,
-)
+from placer.executor.memory.layout import check_plan, has_records
+from placer.executor.tensor_names import UPDATES, check_shapes, check_weights, state_shapes
 from placer.growing import KeyCounts
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, OptimizerName
@@ -87,6 +82,7 @@ class Embeddings(nn.Module, ABC):
 
     rank, world = 0, 1
     keys: "GrowingKeys"
+    _is_shared = False  # Whether other processes may hold some of the tables.
 
     def __init__(
         self,
@@ -113,7 +109,7 @@ class Embeddings(nn.Module, ABC):
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if not self._can_be_copied:
+        if self._is_shared or has_records(self.plan):
             raise PlacerError(
                 "tables that have processes in common, rows on a drive or narrow rows cannot be "
                 "deep-copied: make another module with the same plan, and load this one's "
@@ -129,10 +125,6 @@ class Embeddings(nn.Module, ABC):
             "state_dict and optimizer_state_dict, or give it to "
             "placer.storage.checkpoint.save_model; load them into a module made with the plan"
         )
-
-    @property
-    def _can_be_copied(self) -> bool:
-        return False
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Refuse `to`, `cuda`, `half` and the like where they ask for another device or type."""

@@ -141,8 +141,7 @@ class IdOrder(ABC):
     def fetch(self, requests: Sequence[IdRange | None]) -> Tensor | None:
         """Return the rows that this process requests, on the host. All processes must call this.
 
-        `requests`, sequence of IdRange or None, length world: the request of each process; every
-        process must pass the same sequence.
+        Every process must pass the same `requests`, one for each process.
         """
 
     @abstractmethod
@@ -154,23 +153,12 @@ class IdOrder(ABC):
         """Overwrite this process's part of a block from the block's whole values."""
 
     @abstractmethod
-    def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        """Overwrite this process's part of some rows of a tensor. Ids must be distinct.
-
-        Call `synchronize` before.
-        """
-
     def start_rows(self, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Overwrite the weights of some rows of tables, and set their optimizer state to zero.
+        """Overwrite this process's part of some rows, and set their optimizer state to zero.
 
-        `weights`: distinct ids, shape (rows,), and weights, shape (rows, dim), on the host.
+        `weights`: distinct ids, shape (rows,), and weights, shape (rows, dim), by table; on the
+        host.
         """
-        self.synchronize()
-        for name, (ids, values) in weights.items():
-            table = self.plan.tables_by_name[name]
-            for tensor in tensors_of(table, self.optimizers[name]):
-                own = torch.zeros(ids.numel(), *tensor.shape[1:], dtype=torch.float32)
-                self.write_rows(table, tensor.name, ids, values if tensor.name == "weight" else own)
 
     @abstractmethod
     def update_count(self) -> int:
@@ -200,8 +188,8 @@ def rows_from(
 ) -> ReadRows:
     """Return a function that reads a tensor whose rows come from an earlier tensor or are new.
 
-    - `before`: reads rows ``start..stop`` of the earlier tensor; None if there was none.
-    - `earlier`, int64 array, shape (rows,): the earlier row of each row, negative for new rows.
+    - `before`: reads the earlier tensor; None if there was none.
+    - `earlier`: the earlier row of each row, negative for new rows.
     - `seed`: draws the weights of new rows, as for a new table. None leaves them zero.
     """
     place_of_new = np.cumsum(earlier < 0) - 1
@@ -286,6 +274,7 @@ class LocalIdOrder(IdOrder):
         return result
 
     def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
+        """Overwrite some rows of a tensor; ids are distinct. Call `synchronize` before."""
         values = values.to(self._device)
         for columns, rows, cols, held in self._column_slices(table, name):
             slots = columns.slots_of(ids.to(self._device))

@@ -40,9 +40,7 @@ def random_bits(values: Tensor, updates: Tensor) -> Tensor:
     "lowbias32" of C. Wellons' hash prospector (https://github.com/skeeto/hash-prospector).
 
     `values` are float32. `updates`, int64, shape (), or one for each value: number of the update,
-    of which only the lowest 32 bits matter.
-
-    The result is int32, of the values' shape.
+    of which only the lowest 32 bits matter. The result is int32.
     """
     # Conversion to int32 keeps the lower half of an int64 on every device.
     key = _mix((updates + 1).to(torch.int32))
@@ -64,11 +62,8 @@ def stochastic_round(values: Tensor, dtype: torch.dtype, updates: Tensor) -> Ten
     Random bits are added to the mantissa bits that `dtype` lacks, and the sum is truncated, so that
     a carry rounds up. Values of `dtype`, infinity and NaN stay unchanged.
 
-    `values` are float32, contiguous; they stay unchanged if that is `dtype`. `updates`, int64, of
-    shape () or one for each value, is the number of the update, which seeds the random bits; it is
-    on the values' device.
-
-    The result is of `dtype`, of the values' shape.
+    `values` are float32, contiguous; they stay unchanged if that is `dtype`. `updates`, on their
+    device, seeds the random bits: see `random_bits`.
     """
     if dtype == torch.float32:
         return values
@@ -166,15 +161,10 @@ def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 
 
 
 def row_sums(gradients: Tensor, sources: Tensor, weights: Tensor | None, starts: Tensor) -> Tensor:
-    """Return the sum of the gradients of each run of lookups, weighted by `weights`.
+    """Return the sum of the gradients of each run of lookups: float32, shape (runs, width).
 
-    - `gradients`, float32, shape (bags, width).
-    - `sources`, int32 or int64, shape (lookups,): the bag of each lookup; lookups are sorted by
-      slot.
-    - `weights`, float32, shape (lookups,), or None.
-    - `starts`, int64, shape (runs,): start of each run of equal slots.
-
-    The result is float32, shape (runs, width).
+    Lookups are sorted by slot. `sources` and `weights` have each lookup's bag, a row of
+    `gradients`, and its weight. `starts` has the start of each run of equal slots.
     """
     return torch.nn.functional.embedding_bag(
         sources, gradients, starts.to(sources.dtype), mode="sum", per_sample_weights=weights
@@ -199,14 +189,9 @@ def updated(
 ) -> tuple[Tensor, Tensor | None]:
     """Return rows and state after one update. It never waits for the device.
 
-    - `weights`, float32, float16 or bfloat16, shape (rows, width).
-    - `state`, float32, shape (rows,), (rows, width) or (rows, 2 · width), or None: see
-      `placer.executor.memory.arena.state_shape`.
-    - `gradients`, float32, shape (rows, width): sum of each row's gradients over the step.
-    - `mean_square`, float32, shape (rows,), or None: mean of g² over whole rows for row-wise
-      Adagrad, if `weights` are column slices of rows.
-
-    The results have the dtypes and shapes of weights and state.
+    `gradients` are the sums of each row's gradients over the step: float32, shape (rows, width).
+    `mean_square`, float32, shape (rows,), is the mean of g² over whole rows for row-wise Adagrad,
+    if `weights` are column slices of rows.
     """
     direction, state = _direction(rule, state, gradients, mean_square)
     result = weights.float().addcmul(direction, rule.step_size(), value=-1)

@@ -307,14 +307,14 @@ class ArenaRowCache:
             barred = torch.from_numpy(np.logical_or.reduce([_among(slots, one) for one in kept]))
         rows = torch.from_numpy(slots.astype(self._kind))
         hit = (self._row_cache.find(rows) >= 0).numpy()
-        resolution = self._row_cache.resolve(
+        entries, moves = self._row_cache.resolve(
             rows, torch.from_numpy(times.astype(np.int32)), ticket, oldest, barred
         )
-        outgoing = resolution.moves.outgoing.numpy()
-        in_place = (resolution.entries < 0).numpy()
-        self.held = min(self.entries, self.held + int(resolution.moves.count))
+        outgoing = moves.outgoing.numpy()
+        in_place = (entries < 0).numpy()
+        self.held = min(self.entries, self.held + int(moves.count))
         if updates:
-            self._row_cache.mark_dirty(resolution.entries)
+            self._row_cache.mark_dirty(entries)
         self._open[ticket] = slots, slots[in_place]
         edges = np.searchsorted(slots, self._starts)
         hit_rows, in_place_rows = _sums(hit, edges), _sums(in_place, edges)

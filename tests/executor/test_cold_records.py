@@ -61,7 +61,7 @@ def test_bytes_of_int8_are_those_of_fbgemm() -> None:
 def test_records_hold_weights_then_state() -> None:
     form = records("float32", 2, (2, 2))
     weights, state = torch.randn(3, 2), torch.randn(3, 2, 2)
-    held = form.encode(weights, state)
+    held = torch.cat([form.encode_weights(weights), form.encode_state(state)], 1)
     assert form.nbytes == held.shape[1] == 8 + 16
     assert held.numpy().tobytes() == torch.cat([weights, state.reshape(3, 4)], 1).numpy().tobytes()
     assert torch.equal(form.weights(held), weights)

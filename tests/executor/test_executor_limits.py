@@ -78,7 +78,7 @@ def test_what_does_not_fit_a_key_goes_without_it(monkeypatch: pytest.MonkeyPatch
     arena = Arena(spec_of(4), TieredRows(rows, rows[:0], 4), None)
     reads = ArenaReads(torch.tensor([0, 2]), 2, ())
     rule = Rule("sgd", torch.tensor(1.0), 0.0, torch.tensor(1))
-    step = ArenaStep(reads, torch.tensor([1, 3]))
+    step = ArenaStep(reads, slots := torch.tensor([1, 3]), slots)
     NumbaBackend().update(arena, step, torch.tensor([[2.0]]), None, rule)
     assert rows.ravel().tolist() == [0.0, -2.0, 0.0, -2.0]
 

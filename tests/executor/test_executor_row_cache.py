@@ -199,19 +199,19 @@ def test_entries_moves_and_counts_are_those_of_a_directory_of_dicts(trial: Trial
     assert pool.entries == len(plain.slot)
     for ticket, (step, updated) in enumerate(zip(trial.steps, trial.updates, strict=True)):
         slots, counts = padded(step)
-        got = pool.resolve(slots, counts, ticket, trial.oldest_open(ticket))
+        own, own_moves = pool.resolve(slots, counts, ticket, trial.oldest_open(ticket))
         entries, moves = plain.resolve(step, ticket, trial.oldest_open(ticket))
-        assert got.entries.tolist() == [entries.get(slot, -1) for slot in slots.tolist()]
-        moved = got.moves.entries >= 0
-        named = (got.moves.entries, got.moves.incoming, got.moves.outgoing)
+        assert own.tolist() == [entries.get(slot, -1) for slot in slots.tolist()]
+        moved = own_moves.entries >= 0
+        named = (own_moves.entries, own_moves.incoming, own_moves.outgoing)
         columns = [column[moved].tolist() for column in named]
         assert {entry: pair for entry, *pair in zip(*columns, strict=True)} == {
             entry: list(pair) for entry, pair in moves.items()
         }
-        assert got.moves.outgoing[~moved].eq(-1).all()
-        assert moved.tolist() == [j < int(got.moves.count) for j in range(moved.numel())]
+        assert own_moves.outgoing[~moved].eq(-1).all()
+        assert moved.tolist() == [j < int(own_moves.count) for j in range(moved.numel())]
         if updated:
-            pool.mark_dirty(got.entries)
+            pool.mark_dirty(own)
             plain.dirty |= {entry for entry in entries.values() if entry >= 0}
         everywhere = range(max(trial.home - 3, 0), trial.stop + 3)
         held = plain.directory()
@@ -255,10 +255,10 @@ def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
             train()
         slots, counts = padded(step)
         protected = {entry for held, _ in open_steps for entry in held.values() if entry >= 0}
-        found = pool.resolve(slots, counts, ticket, ticket - len(open_steps))
+        found, own = pool.resolve(slots, counts, ticket, ticket - len(open_steps))
         if updated:
-            pool.mark_dirty(found.entries)
-        named = (found.moves.entries, found.moves.incoming, found.moves.outgoing)
+            pool.mark_dirty(found)
+        named = (own.entries, own.incoming, own.outgoing)
         moves = [
             (entry, incoming, outgoing)
             for entry, incoming, outgoing in zip(*(item.tolist() for item in named), strict=True)
@@ -267,7 +267,7 @@ def test_every_step_reads_what_the_last_one_wrote(trial: Trial) -> None:
         assert not protected & {entry for entry, _, _ in moves}
         entries = {
             slot: entry
-            for slot, entry in zip(slots.tolist(), found.entries.tolist(), strict=True)
+            for slot, entry in zip(slots.tolist(), found.tolist(), strict=True)
             if slot in dram
         }
         kept = [entry for entry in entries.values() if entry >= 0]
@@ -296,8 +296,8 @@ def test_what_is_not_pooled_or_not_there_has_no_entry() -> None:
     assert pool.find(asked).tolist() == [-1, -1, -1, -1, -1, 1]
     assert pool.find(asked[1:].int().view(1, 5)).tolist() == [[-1, -1, -1, -1, 1]]
     assert pool.find(ints([])).tolist() == []
-    nothing = RowCache([], 4, CPU).resolve(asked, torch.ones_like(asked), 0, 0)
-    assert nothing.entries.tolist() == [-1] * 6
+    nothing, _ = RowCache([], 4, CPU).resolve(asked, torch.ones_like(asked), 0, 0)
+    assert nothing.tolist() == [-1] * 6
 
 
 def test_rates_of_a_pool_that_nobody_asked_are_unknown() -> None:
@@ -319,14 +319,14 @@ def test_what_the_triton_backend_calls_waits_for_no_device(policy: Policy) -> No
     pool = RowCache([SlotRange(2, 9, 2, 0), SlotRange(9, 20, 1, 3)], 2, DEVICE, policy)
     slots = ints([1, 4, 9, 12, 13, 14, SENTINEL]).to(DEVICE)
     counts = ints([1, 2, 3, 4, 5, 6, 0]).to(DEVICE)
-    found = pool.resolve(slots, counts, 0, 0)
+    found, _ = pool.resolve(slots, counts, 0, 0)
     with counted_host_reads() as waits:
         pool.fade()
         pool.first_priority(slots, counts)
         entries = pool.find(slots)
         pool.reset_stats()
     assert waits == []
-    assert torch.equal(entries, found.entries)
+    assert torch.equal(entries, found)
 
 
 RANKS, CACHE, LOOKUPS, STEPS = 40_000, 1_200, 1_000, 200

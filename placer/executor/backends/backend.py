@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from placer.executor import Policy
-from placer.executor.backends.host_pooling import HostPooling, exchange_records, note_in_place
+from placer.executor.backends import host_pooling
 from placer.executor.backends.torch_kernels import (
     RowReads,
     SegmentTable,
@@ -72,7 +72,7 @@ class Backend(TorchKernels):
         # a batch on another stream first waits for that.
         self.is_written = True
         self.counts = LookupCounts(device)  # Nothing is counted if all rows are in one memory.
-        self._host = HostPooling(host or self)
+        self._host = host or self
         self._device, self._policy = device, policy
         self.window = Window()  # The open steps, whose backward passes may still come.
         self.faults = Faults(device)
@@ -124,7 +124,7 @@ class Backend(TorchKernels):
             if fault is None:
                 self.faults.watch(found, batch, features)
         if self.in_one_memory:
-            return tuple(map(ArenaStep, reads, slots))
+            return tuple(map(ArenaStep, reads, slots, slots))
         with _MOVING:
             ticket = self.window.open()
             self.counts.begin()
@@ -142,7 +142,7 @@ class Backend(TorchKernels):
             scales = None if weights is None else weights.detach().contiguous()
             self.pool(arena.weights, step.places, step.reads.offsets, scales, out)
         if step.host is not None:
-            self._host.forward(arena, step.host, weights, out)
+            host_pooling.add_sums(self._host, arena, step.host, weights, out)
         return out
 
     def join(self, arena: Arena, gradients: Sequence[Tensor]) -> Tensor:
@@ -177,7 +177,7 @@ class Backend(TorchKernels):
         row_reads = RowReads(runs, places, sources, scales, gradients)
         self.update_rows(arena.weights, arena.state, row_reads, rule)
         if step.host is not None:
-            self._host.update(arena, step.host, gradients, weights, rule)
+            host_pooling.update(self._host, arena, step.host, gradients, weights, rule)
 
     def sorted_bags(self, reads: ArenaReads, runs: Runs) -> Tensor:
         """Return the bag of each lookup in the order of the runs, int32."""
@@ -221,7 +221,7 @@ class Backend(TorchKernels):
         out = torch.empty(step.reads.lookups, dtype=torch.float32, device=self._device)
         self.dot_rows(arena.weights, step.places, self.bags_of_lookups(step.reads), gradients, out)
         if step.host is not None:
-            self._host.weight_gradients(arena, step.host, gradients, out)
+            host_pooling.add_weight_gradients(self._host, arena, step.host, gradients, out)
         return out
 
     def finish(self, steps: Sequence[ArenaStep]) -> None:
@@ -242,9 +242,7 @@ class Backend(TorchKernels):
                         segment.lookups[0],
                         segment.lookups[1] - segment.lookups[0],
                         segment.columns.rows,
-                        segment.columns.follows.near,
-                        segment.columns.follows.edge,
-                        segment.columns.follows.far,
+                        *segment.columns.follows,
                         segment.columns.map_start,
                     )
                     for segment in reads.segments
@@ -262,16 +260,12 @@ class Backend(TorchKernels):
         ticket: Ticket,
         training: bool,
     ) -> ArenaStep:
-        """Find the places of an arena's lookups, and copy staged and cached rows to HBM.
-
-        `all_slots` has the slots by arena. Slots of arenas with a row cache are removed, to free
-        memory.
-        """
+        """Find the places of an arena's lookups, and copy staged and cached rows to HBM."""
         spec, slots = arena.spec, all_slots[index]
         self.counts.add(slots, spec, reads, arena.row_cache)
         host = runs = run_places = None
         if spec.host_start < spec.rows and reads.lookups:
-            host = self._host.reads(slots, reads.offsets, spec.host_start)
+            host = host_pooling.reads(slots, reads.offsets, spec.host_start)
         # The update of rows with several column slices sorts their lookups by slot.
         kept = slots if spec.key.splits_rows else slots.new_empty(0)
         if arena.row_cache is not None and reads.lookups:
@@ -302,11 +296,10 @@ class Backend(TorchKernels):
         """Give entries of the arena's row cache to staged and cached rows.
 
         Rows that another open step reads in place get no entry. That step will update the row in
-        host memory, so a copy made before would be outdated. The arena's slots are removed from
-        `all_slots`, to free memory.
+        host memory, so a copy made before would be outdated. `all_slots` has the slots by arena.
+        Those of this arena may be removed, to free memory.
 
-        Return the place of each lookup; the lookups grouped by row; the place of each row; and what
-        completes when the rows are at these places.
+        Return places of lookups, the lookups grouped by row, places of rows, and `ArenaStep.moved`.
         """
         spec, home, slots = arena.spec, arena.spec.home, all_slots[index]
         runs = self.find_runs(slots)
@@ -320,11 +313,12 @@ class Backend(TorchKernels):
             rows = distinct[first:last]
             others, oldest = self.window.others(spec, ticket), self.window.oldest
             barred = torch.isin(rows, torch.cat([rows[:0], *others]))
-            found = row_cache.resolve(rows, lookups[first:last], ticket.number, oldest, barred)
-            moved, entries = self._move(arena, found.moves), found.entries
+            counts, number = lookups[first:last], ticket.number
+            entries, moves = row_cache.resolve(rows, counts, number, oldest, barred)
+            moved = self._move(arena, moves)
             ticket.resolved[spec] = rows[entries < 0]
             if arena.store is not None:
-                note_in_place(arena, arena.store, entries, ticket, self.window)
+                arena.store.is_read_in_place = self.window.reads_store(spec, ticket, entries)
             if training:
                 row_cache.mark_dirty(entries)
             run_places = places_of(spec, row_cache.entries, distinct)
@@ -341,7 +335,7 @@ class Backend(TorchKernels):
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             keep_until_used(moves, self._stream)
         if arena.store is not None:
-            move = partial(exchange_records, arena.store, matrices, moves)
+            move = partial(host_pooling.exchange_records, arena.store, matrices, moves)
             return arena.store.start(partial(self._moved, move))
         with phase("write-back"):  # One kernel uses both directions of the link.
             return self._moved(partial(self.exchange, matrices, moves))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from placer.executor.cold_store import ColdStore
 from placer.executor.lookups.batch_reads import ArenaReads
-from placer.executor.lookups.steps import ArenaStep, HostReads, Ticket, Window
+from placer.executor.lookups.steps import ArenaStep, HostReads
 from placer.executor.memory.arena import Arena, TieredRows
 from placer.executor.memory.row_cache import Moves
 from placer.executor.optimizers import Rule
@@ -27,62 +27,59 @@ _BAGS = 1 << 14
 """Bags that are sent at once, so that the device needs no copy of all sums or gradients."""
 
 
-class HostPooling:
-    """Runs a CPU backend on the rows of tiered arenas whose lookup is ``host``."""
+def reads(slots: Tensor, offsets: Tensor, first: int) -> HostReads:
+    """Return a step's lookups of slots from `first` on, and start to copy them to the host.
 
-    def __init__(self, backend: "Backend") -> None:
-        self._backend = backend
+    It waits for the device to get the number of lookups.
+    """
+    here = slots >= first
+    before = torch.zeros(slots.numel() + 1, dtype=torch.int32, device=slots.device)
+    torch.cumsum(here, 0, dtype=torch.int32, out=before[1:])
+    lookups = torch.nonzero(here).squeeze(1).int()
+    starts = before.index_select(0, offsets)
+    del here, before
+    bags = torch.nonzero(starts[1:] > starts[:-1]).squeeze(1).int()
+    own = slots.index_select(0, lookups).sub_(first)
+    # Other bags have no lookups here, so each bag begins where the one before it ends.
+    starts = torch.cat([starts.index_select(0, bags), starts[-1:]])
+    if slots.device.type != "cuda":
+        return HostReads(own, starts, lookups, bags, None)
+    return HostReads(start_copy(own), start_copy(starts), lookups, bags, recorded())
 
-    def reads(self, slots: Tensor, offsets: Tensor, first: int) -> HostReads:
-        """Return a step's lookups of slots from `first` on, and start to copy them to the host.
 
-        It waits for the device to get the number of lookups.
-        """
-        here = slots >= first
-        before = torch.zeros(slots.numel() + 1, dtype=torch.int32, device=slots.device)
-        torch.cumsum(here, 0, dtype=torch.int32, out=before[1:])
-        lookups = torch.nonzero(here).squeeze(1).int()
-        starts = before.index_select(0, offsets)
-        del here, before
-        bags = torch.nonzero(starts[1:] > starts[:-1]).squeeze(1).int()
-        own = slots.index_select(0, lookups).sub_(first)
-        # Other bags have no lookups here, so each bag begins where the one before it ends.
-        starts = torch.cat([starts.index_select(0, bags), starts[-1:]])
-        if slots.device.type != "cuda":
-            return HostReads(own, starts, lookups, bags, None)
-        return HostReads(start_copy(own), start_copy(starts), lookups, bags, recorded())
+def add_sums(
+    host: "Backend", arena: Arena, reads: HostReads, weights: Tensor | None, out: Tensor
+) -> None:
+    """Add the sums of the host's rows to the bags in `out`, on the device."""
+    pooled = host.forward(_host_arena(arena), _step(reads), _own(weights, reads))
+    if out.device.type == "cuda":
+        pooled = pooled.pin_memory()
+    for bags, sums in _parts(reads.bags, pooled):
+        out.index_add_(0, bags, sums.to(out.device, non_blocking=True))
 
-    def forward(self, arena: Arena, reads: HostReads, weights: Tensor | None, out: Tensor) -> None:
-        """Add the sums of the host's rows to the bags in `out`, on the device."""
-        pooled = self._backend.forward(_host_arena(arena), _step(reads), _own(weights, reads))
-        if out.device.type == "cuda":
-            pooled = pooled.pin_memory()
-        for bags, sums in _parts(reads.bags, pooled):
-            out.index_add_(0, bags, sums.to(out.device, non_blocking=True))
 
-    def update(
-        self,
-        arena: Arena,
-        reads: HostReads,
-        gradients: Tensor,
-        weights: Tensor | None,
-        rule: Rule,
-    ) -> None:
-        """Apply the rule to the host's rows."""
-        if not reads.lookups.numel():
-            return
-        host_rule = replace(rule, lr=rule.lr.cpu(), updates=rule.updates.cpu())
-        of_bags = _of_bags(gradients, reads)
-        own = _own(weights, reads)
-        self._backend.update(_host_arena(arena), _step(reads), of_bags, own, host_rule)
+def update(
+    host: "Backend",
+    arena: Arena,
+    reads: HostReads,
+    gradients: Tensor,
+    weights: Tensor | None,
+    rule: Rule,
+) -> None:
+    """Apply the rule to the host's rows."""
+    if not reads.lookups.numel():
+        return
+    rule = replace(rule, lr=rule.lr.cpu(), updates=rule.updates.cpu())
+    of_bags, own = _of_bags(gradients, reads), _own(weights, reads)
+    host.update(_host_arena(arena), _step(reads), of_bags, own, rule)
 
-    def weight_gradients(
-        self, arena: Arena, reads: HostReads, gradients: Tensor, out: Tensor
-    ) -> None:
-        """Add the gradients of these lookups' weights to `out`, on the device."""
-        of_bags = _of_bags(gradients, reads)
-        own = self._backend.weight_gradients(_host_arena(arena), _step(reads), of_bags)
-        out.index_add_(0, reads.lookups, own.to(out.device))
+
+def add_weight_gradients(
+    host: "Backend", arena: Arena, reads: HostReads, gradients: Tensor, out: Tensor
+) -> None:
+    """Add the gradients of the weights of the host's lookups to `out`, on the device."""
+    own = host.weight_gradients(_host_arena(arena), _step(reads), _of_bags(gradients, reads))
+    out.index_add_(0, reads.lookups, own.to(out.device))
 
 
 def _parts(bags: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -95,7 +92,7 @@ def _step(reads: HostReads) -> ArenaStep:
     if reads.copied is not None:
         reads.copied.synchronize()
     places = reads.slots.long()
-    return ArenaStep(ArenaReads(reads.offsets.long(), places.numel(), ()), places)
+    return ArenaStep(ArenaReads(reads.offsets.long(), places.numel(), ()), places, places)
 
 
 def _own(weights: Tensor | None, reads: HostReads) -> Tensor | None:
@@ -146,12 +143,3 @@ def exchange_records(store: ColdStore, matrices: Sequence[TieredRows], moves: Mo
         for rows, values in zip(matrices, store.read((incoming - home).cpu()), strict=False):
             if values is not None:
                 rows.hbm.index_copy_(0, entries + home, values.to(rows.hbm.device))
-
-
-def note_in_place(
-    arena: Arena, store: ColdStore, entries: Tensor, ticket: Ticket, window: Window
-) -> None:
-    """Note if some records of a step got no entry; waits for the device."""
-    if bool((entries < 0).any()):
-        ticket.reads_stores.add(arena.spec)
-    store.is_read_in_place = window.reads_store(arena.spec)

@@ -23,7 +23,7 @@ class SegmentTable:
     """The positions of an arena's ids in a batch, and how to translate them to slots."""
 
     # Int64, shape (segments, 8). Columns: first id in the batch, first lookup in the arena's step,
-    # number of lookups, rows of the table, `near`, `edge` and `far` of its `Follows`, and start of
+    # number of lookups, rows of the table, the three numbers of `ArenaSlice.follows`, and start of
     # the table's part of the arena's slot map (−1 if slots follow ids).
     table: Tensor
     longest: int  # Number of lookups of the longest segment.
@@ -78,14 +78,10 @@ class TorchKernels:
     def translate(
         self, ids: Tensor, segments: SegmentTable, slot_map: Tensor, out: Tensor, fault: Tensor
     ) -> None:
-        """Translate the ids of an arena's lookups to slots.
+        """Write the slots of an arena's lookups to `out`; −1 for ids that are no rows.
 
-        - `ids`, int32 or int64, shape (lookups of the batch,).
-        - `slot_map`, int32 or int64: maps of the arena's column slices, concatenated; see
-          `ArenaSpec`.
-        - `out`, int32 or int64, shape (lookups of all segments,): gets the slots; −1 for bad ids,
-          which are no rows of their tables.
-        - `fault`, int64, shape (1,): lowered to the position in the batch of the first bad id.
+        `ids` are those of the whole batch, and `slot_map` is that of the `ArenaSpec`. `fault`,
+        int64, shape (1,), is lowered to the position in the batch of the first bad id.
         """
         for start, first, lookups, rows, near, edge, far, map_start in segments.table.tolist():
             part = ids[start : start + lookups].long()
@@ -101,13 +97,10 @@ class TorchKernels:
     def pool(
         self, rows: TieredRows, places: Tensor, offsets: Tensor, weights: Tensor | None, out: Tensor
     ) -> None:
-        """Write the weighted sum of each bag's rows to `out`, in float32.
+        """Write the weighted sum of each bag's rows to `out`: float32, (bags, width), contiguous.
 
-        - `rows`: the table's rows, shape (.., width): float32, float16 or bfloat16.
-        - `places`, int32 or int64, shape (lookups,): −1 adds nothing.
-        - `offsets`, int64, shape (bags + 1,).
-        - `weights`, float32, shape (lookups,), or None.
-        - `out`, float32, shape (bags, width), contiguous.
+        Bag i has the lookups ``offsets[i]..offsets[i + 1]``, with `weights` if there are any.
+        Place −1 adds nothing.
         """
         table, index = rows.hbm, places
         if not self.in_one_memory or table.dtype != torch.float32:
@@ -150,9 +143,8 @@ class TorchKernels:
     ) -> None:
         """Sum the gradients of each row and apply the rule to it once.
 
-        `state` has shape (..,) for row-wise Adagrad, (.., width) for Adagrad, (.., 2 · width)
-        for Adam. `mean_squares`, float32 by run, replaces the mean of g² in row-wise Adagrad if
-        the arena has only a column slice of the rows.
+        `mean_squares`, float32 by run, replaces the mean of g² in row-wise Adagrad if the arena
+        has only a column slice of the rows. See `Arena` for shapes.
         """
         sums = reads.sums()
         here = torch.nonzero(reads.places[: sums.shape[0]] >= 0).squeeze(1)

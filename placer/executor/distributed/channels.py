@@ -6,7 +6,6 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -287,8 +286,11 @@ class Survey:
         ).plan
 
 
-if TYPE_CHECKING:
-    from placer.executor.distributed.table_ranks import NumberedBatch
+class NumberedBatch:
+    """A batch's number for servers. They drop the batch when the trainer drops this object."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,8 +329,8 @@ class ShardedBatch:
     # gradients of weights.
     lookups: Tensor
     units: tuple[UnitStep, ...]
-    key_step: KeyStep | None  # The step of growing tables in which keys got rows.
-    number: "NumberedBatch | None" = None  # The batch's number for servers.
+    key_step: KeyStep | None = None  # The step of growing tables in which keys got rows.
+    number: NumberedBatch | None = None  # The batch's number for servers.
 
 
 def concatenated(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,13 +8,7 @@ from torch import Tensor
 from placer.executor.distributed.channels import Survey
 from placer.executor.distributed.division import Target
 from placer.executor.distributed.table_ranks import Command, TableRanks
-from placer.executor.id_order import (
-    IdOrder,
-    IdRange,
-    LocalIdOrder,
-    TableTensor,
-    blocks_of,
-)
+from placer.executor.id_order import IdOrder, IdRange, LocalIdOrder, TableTensor, blocks_of
 from placer.tables import Table
 
 _Held = Mapping[str, LocalIdOrder]
@@ -123,24 +117,19 @@ class DistributedIdOrder(IdOrder):
         return any(places.numel() for _, places, _ in parts)
 
     def write(self, block: IdRange, values: Tensor) -> None:
-        self._write(block.tensor.table, block.tensor.name, block.ids, values, self._is_written)
-
-    def write_rows(self, table: Table, name: str, ids: Tensor, values: Tensor) -> None:
-        self._write(table, name, ids, values, self._is_held)
-
-    def _write(
-        self,
-        table: Table,
-        name: str,
-        ids: Tensor,
-        values: Tensor,
-        is_wanted: Callable[[Target], bool],
-    ) -> None:
-        for target, places, rows in self._parts(table, ids, is_wanted):
+        for target, places, rows in self._parts(block.tensor.table, block.ids, self._is_written):
             own = values[places]
             if values.dim() > 1:
                 own = own[:, slice(*target.cols)]
-            self._write_target(target, name, rows, own)
+            self._write_target(target, block.tensor.name, rows, own)
+
+    def start_rows(self, weights: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        for name, (ids, values) in weights.items():
+            table = self.plan.tables_by_name[name]
+            for target, places, rows in self._parts(table, ids, self._is_held):
+                if rows.numel():
+                    own = rows, values[places, slice(*target.cols)]
+                    self._held[target.name].start_rows({target.name: own})
 
     def receive(self, target_number: int, tensor_number: int, count: int) -> None:
         """Overwrite rows of a target on this server with rows from the trainer that it follows."""
@@ -201,9 +190,9 @@ class DistributedIdOrder(IdOrder):
             order.write_rows(order.plan.tables_by_name[target.name], name, rows, values)
         numbers = self._target_numbers[target.name], self._numbers[target.table.name, name]
         then = rows, values.to(self.numbered[numbers[1]].dtype)
-        for server in self._ranks.followers:
-            if server in target.holders:
-                self._ranks.write(server, *numbers, rows.numel(), then=then)
+        to = [server for server in self._ranks.followers if server in target.holders]
+        if to:
+            self._ranks.tell(Command.WRITE, *numbers, rows.numel(), then=then, to=to)
 
     def _parts(
         self, table: Table, ids: Tensor, is_wanted: Callable[[Target], bool]

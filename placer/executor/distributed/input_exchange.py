@@ -13,6 +13,7 @@ from torch import Tensor
 from placer.errors import DataError, PlacerError
 from placer.executor.distributed.channels import (
     Channels,
+    NumberedBatch,
     ShardedBatch,
     Survey,
     Unit,
@@ -21,8 +22,8 @@ from placer.executor.distributed.channels import (
     spans,
 )
 from placer.executor.distributed.collectives import Communicator
-from placer.executor.distributed.table_ranks import NumberedBatch
-from placer.executor.distributed.table_routes import ShardedKeys
+from placer.executor.distributed.division import ColumnSlice
+from placer.executor.distributed.table_routes import ShardedKeys, TableRoutes
 from placer.executor.growing_keys import KeyStep
 from placer.executor.local.lookahead import on_every_rank
 from placer.executor.lookups.bag_batch import BagBatch
@@ -45,7 +46,13 @@ class InputExchange:
     device: torch.device
     keys: ShardedKeys
 
-    def __call__(self, batch: BagBatch, training: bool, key_step: KeyStep | None) -> ShardedBatch:
+    def __call__(
+        self,
+        batch: BagBatch,
+        training: bool,
+        key_step: KeyStep | None,
+        number: NumberedBatch | None = None,
+    ) -> ShardedBatch:
         """Exchange a batch's lookups. Every rank must call this with its own batch.
 
         `key_step` is the result of the keys' `open_step`.
@@ -84,9 +91,9 @@ class InputExchange:
             lookups[channel.feature, channel.columns, channel.position]
             for _, channel in self.channels.sent
         ]
-        sent = self._send(batch, bags, samples, weighted, wanted, routes, own, key_step)
+        sent = self._send(batch, bags, samples, weighted, wanted, routes, own)
         self.keys.found(key_step)
-        return sent
+        return replace(sent, key_step=key_step, number=number)
 
     def _route(
         self, batch: BagBatch, spread: Sequence[tuple[int, int]]
@@ -94,26 +101,21 @@ class InputExchange:
         """Return the order of each feature's lookups by target, and the lookups of each channel."""
         size, lengths = batch.batch_size, batch.offsets.diff()
         lookups: dict[tuple[int, int, int], _ChannelLookups] = {}
-        routes = []
+        routes: list[tuple[Tensor | None, ...]] = []
         features = self.survey.features
         for index, (feature, (start, stop)) in enumerate(zip(features, spread, strict=True)):
             table = self.survey.routes.get(feature.table)
+            if table is None:  # It has no rows.
+                routes.append(())
+                continue
             bag_lengths = lengths[index * size : (index + 1) * size]
-            ids = batch.ids[start:stop]
             # Column slices with equal row slices share a router.
             seen: dict[int, tuple[Tensor | None, list[_ChannelLookups]]] = {}
             orders = []
-            for number, columns in enumerate(() if table is None else table.column_slices):
+            for number, columns in enumerate(table.column_slices):
                 known = seen.get(id(columns.router))
                 if known is None:
-                    assert table is not None, "it has column slices"
-                    if columns.router is None:
-                        whole = _ChannelLookups(ids.long(), bag_lengths, None, start, stop)
-                        known = None, [whole]
-                    else:
-                        known = _spread(
-                            *table.route(ids, columns), len(columns.targets), bag_lengths, start
-                        )
+                    known = _spread(table, columns, batch.ids[start:stop], bag_lengths, start)
                     seen[id(columns.router)] = known
                 orders.append(None if feature.pooling in ("sum", "mean") else known[0])
                 lookups.update({(index, number, place): own for place, own in enumerate(known[1])})
@@ -129,7 +131,6 @@ class InputExchange:
         wanted: bool,
         routes: _Routes,
         lookups: Sequence["_ChannelLookups"],
-        key_step: KeyStep | None,
     ) -> ShardedBatch:
         comm, channels, size = self.comm, self.channels, batch.batch_size
         bags = channels.serves * np.array(samples)[:, None]
@@ -182,7 +183,6 @@ class InputExchange:
             tuple(served_lookups),
             concatenated(positions, torch.int64, self.device),
             tuple(map(unit_step, channels.units)),
-            key_step,
         )
 
     def _unit_step(
@@ -238,25 +238,20 @@ class _ChannelLookups:
 
 
 def _spread(
-    target: Tensor, rows: Tensor, count: int, lengths: Tensor, start: int
-) -> tuple[Tensor, list[_ChannelLookups]]:
+    table: TableRoutes, columns: ColumnSlice, ids: Tensor, lengths: Tensor, start: int
+) -> tuple[Tensor | None, list[_ChannelLookups]]:
     """Group a feature's lookups by target, in the order of the batch; return order and groups."""
-    total, size = rows.numel(), lengths.numel()
+    total, size, count = ids.numel(), lengths.numel(), len(columns.targets)
+    if columns.router is None:
+        return None, [_ChannelLookups(ids.long(), lengths, None, start, start + total)]
+    target, rows = table.route(ids, columns)
     kind = torch.uint8 if count < 256 else torch.int32
     order = torch.sort(target.to(kind), stable=True).indices.int()
-    rows = rows.index_select(0, order)
     bags = torch.arange(size, device=rows.device).repeat_interleave(lengths, output_size=total)
     by_bag = torch.bincount(target * size + bags, minlength=count * size).view(count, size)
     counts = by_bag.sum(1).tolist()
-    lookups, first = [], 0
-    for place, number in enumerate(counts):
-        last = first + number
-        own = _ChannelLookups(
-            rows[first:last], by_bag[place], order[first:last], start, start + total
-        )
-        lookups.append(own)
-        first = last
-    return order, lookups
+    parts = torch.split(rows.index_select(0, order), counts), by_bag, torch.split(order, counts)
+    return order, [_ChannelLookups(*own, start, start + total) for own in zip(*parts, strict=True)]
 
 
 def _check_headers(headers: Sequence[Sequence[int]], training: bool) -> None:
@@ -328,7 +323,7 @@ class InputsAhead:
         """Exchange a batch that was not sent ahead, after all batches that were."""
         if self._thread is None:
             key_step = self._inputs.keys.open_step() if training else None
-            return replace(self._inputs(batch, training, key_step), number=number)
+            return self._inputs(batch, training, key_step, number)
         return self.arrived(self.send(batch, number, training))
 
     def wait(self) -> None:
@@ -354,12 +349,11 @@ class InputsAhead:
             raise self._lost  # No rank would answer: skip the timeout.
         try:
             if self._stream is None:
-                return replace(self._inputs(batch, training, key_step), number=number), None
+                return self._inputs(batch, training, key_step, number), None
             with torch.cuda.device(self._inputs.device), torch.cuda.stream(self._stream):
                 if made is not None:
                     self._stream.wait_event(made)
-                step = self._inputs(batch, training, key_step)
-                return replace(step, number=number), recorded()
+                return self._inputs(batch, training, key_step, number), recorded()
         except Exception as error:
             if not on_every_rank(error):
                 self._lost = error

@@ -147,19 +147,20 @@ class RowTotals:
         Every holder of replicated rows has all their columns, so it needs no other rank. Return
         None if no rows have several column slices.
         """
-        apart = [t for t in targets if t.peers and t.replicated == (comm is None)]
-        if not apart:
+        by_peers: dict[str, list[Target]] = defaultdict(list)
+        for target in targets:
+            if target.peers and target.replicated == (comm is None):
+                by_peers[target.peers].append(target)
+        if not by_peers:
             return None
-        by_peers: dict[str, list[Target]] = {}
-        for target in apart:
-            by_peers.setdefault(target.peers, []).append(target)
         groups = []
+        dims: dict[str, int] = {}
         for members in by_peers.values():
             own = tuple(target.name for target in members if rank in target.holders)
             ranks = sorted({holder for target in members for holder in target.holders})
             if own:
                 groups.append((own, [rank] if comm is None else ranks))
-        dims = {target.name: target.table.dim for target in apart if rank in target.holders}
+                dims |= dict.fromkeys(own, members[0].table.dim)
         return cls(tuple(groups), dims, comm, device)
 
     def total(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -176,7 +177,6 @@ class RowTotals:
     def _over_ranks(
         self, holders: Sequence[Sequence[int]], own: Sequence[Tensor], comm: Communicator
     ) -> list[Tensor]:
-        """Return each group's sum over its ranks."""
         met = [
             (other, group)
             for other in range(comm.world)
@@ -204,7 +204,7 @@ class _Alike:
     targets: tuple[int, ...]  # Their indices in the unit.
     bases: tuple[int, ...]  # First row number of each, a multiple of the holders.
     channels: tuple[int, ...]  # The unit's channels that read them, target by target.
-    owners: tuple[int, ...]  # For each channel, the index in `targets` of its target.
+    channel_bases: tuple[int, ...]  # First row number of each channel's target.
 
 
 def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
@@ -214,27 +214,18 @@ def _alike(unit: Unit, channels: Sequence[Channel]) -> Iterator[_Alike]:
     holders = len(unit.holders)
     for width, members in by_width.items():
         sizes = [-(-unit.targets[number].rows // holders) * holders for number in members]
-        owners = {unit.targets[number].name: at for at, number in enumerate(members)}
-        reads = [
-            (place, owners[channel.target.name])
-            for place, channel in enumerate(channels)
-            if channel.target.name in owners
-        ]
-        yield _Alike(
-            width,
-            tuple(members),
-            (0, *accumulate(sizes))[:-1],
-            tuple(place for place, _ in reads),
-            tuple(at for _, at in reads),
-        )
+        bases = (0, *accumulate(sizes))[:-1]
+        base_of = {unit.targets[n].name: base for n, base in zip(members, bases, strict=True)}
+        reads = tuple(at for at, one in enumerate(channels) if one.target.name in base_of)
+        own = tuple(base_of[channels[at].target.name] for at in reads)
+        yield _Alike(width, tuple(members), bases, reads, own)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lookups:
-    """Lookups of targets of one width."""
+    """Lookups of targets of one width, target by target."""
 
-    rows: Tensor  # Target by target.
-    counts: list[int]  # Lookups of each target.
+    numbers: Tensor  # Row numbers.
     sources: Tensor  # Each lookup's row in `gradients`.
     places: Tensor  # Each lookup's position among the unit's lookups.
     gradients: Tensor  # Gradients of all channels' bags, shape (bags, width).
@@ -257,95 +248,81 @@ class ReplicaUpdates:
         self._names = [target.name for target in unit.targets]
 
     def sums(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> list[RowSums]:
-        """Return the summed gradients of rows read on this rank, for `all_reduce_rows`."""
-        return [self._row_sums(unit_step, gradients, alike) for alike in self._alike]
+        """Return the numbers of the rows read on this rank, and their summed gradients."""
+        sums = []
+        for own in self._lookups(unit_step, gradients):
+            order, distinct, starts = runs(own.numbers)
+            weights = unit_step.weights
+            if weights is not None:
+                weights = weights.detach()[own.places][order]
+            added = own.gradients[:0]
+            if order.numel():
+                added = row_sums(own.gradients, own.sources[order], weights, starts)
+            sums.append((distinct, added))
+        return sums
 
     def apply(self, totals: Sequence[RowSums]) -> None:
         """Update the rows with all holders' gradients."""
-        rows: dict[int, Tensor] = {}
-        values: dict[int, Tensor] = {}
-        for alike, (numbers, sums) in zip(self._alike, totals, strict=True):
-            numbers, order = torch.sort(numbers)
-            bases = torch.tensor(alike.bases, device=numbers.device)
-            ends = [*torch.searchsorted(numbers, bases[1:]).tolist(), numbers.numel()]
-            counts = [stop - start for start, stop in zip([0, *ends], ends, strict=False)]
-            own = numbers - _repeated(bases, counts)
-            rows.update(zip(alike.targets, torch.split(own, counts), strict=True))
-            values.update(zip(alike.targets, torch.split(sums[order], counts), strict=True))
+        orders = [torch.argsort(numbers) for numbers, _ in totals]
         with torch.enable_grad():
-            outputs = self._module(self._update_batch(rows))
-        torch.autograd.backward(
-            [outputs[name] for name in self._names], [values[at] for at in range(len(values))]
-        )
+            read = self._read([own[order] for (own, _), order in zip(totals, orders, strict=True)])
+        gradients = [
+            part
+            for rows, (_, sums), order in zip(read, totals, orders, strict=True)
+            for part in torch.split(sums[order], [len(own) for own in rows])
+        ]
+        torch.autograd.backward([own for rows in read for own in rows], gradients)
 
     def weight_gradients(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Tensor:
         """Return gradients of lookups' weights, row · gradient of the bag: shape (lookups,)."""
-        lookups = [self._lookups(unit_step, gradients, alike) for alike in self._alike]
-        rows: dict[int, Tensor] = {}
-        for alike, own in zip(self._alike, lookups, strict=True):
-            rows.update(zip(alike.targets, torch.split(own.rows, own.counts), strict=True))
+        lookups = list(self._lookups(unit_step, gradients))
         with torch.no_grad():
-            read = self._module(self._update_batch(rows))
+            read = self._read([own.numbers for own in lookups])
         result = torch.zeros(unit_step.bounds[-1], dtype=torch.float32, device=self._module.device)
-        for alike, own in zip(self._alike, lookups, strict=True):
-            vectors = torch.cat([read[self._names[number]] for number in alike.targets])
-            result[own.places] = (vectors * own.gradients[own.sources]).sum(1)
+        for own, rows in zip(lookups, read, strict=True):
+            result[own.places] = (torch.cat(rows) * own.gradients[own.sources]).sum(1)
         return result
 
-    def _lookups(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> _Lookups:
+    def _lookups(self, unit_step: UnitStep, gradients: Sequence[Tensor]) -> Iterator[_Lookups]:
         batch, bounds, device = unit_step.batch, unit_step.bounds, self._module.device
         assert batch is not None, "replicas' updates read its ids"
-        starts = [bounds[place] for place in alike.channels]
-        sizes = [bounds[place + 1] - bounds[place] for place in alike.channels]
-        counts = [0] * len(alike.targets)
-        for at, size in zip(alike.owners, sizes, strict=True):
-            counts[at] += size
-        places = spans(starts, sizes, device)
         lengths = batch.offsets.diff().view(len(self._pooled), batch.batch_size)
-        if all(self._pooled[place] for place in alike.channels):
-            of_bags = lengths[torch.tensor(alike.channels, dtype=torch.int64, device=device)]
-        else:
-            of_bags = torch.cat(
-                [
-                    lengths[place] if self._pooled[place] else lengths.new_ones(size)
-                    for place, size in zip(alike.channels, sizes, strict=True)
-                ]
-            )
-        of_bags = of_bags.flatten()
-        own = [gradients[place] for place in alike.channels]
-        bags = torch.arange(of_bags.numel(), device=device)
-        return _Lookups(
-            batch.ids.index_select(0, places).long(),
-            counts,
-            bags.repeat_interleave(of_bags, output_size=sum(sizes)),
-            places,
+        for alike in self._alike:
+            starts = [bounds[place] for place in alike.channels]
+            sizes = [bounds[place + 1] - bounds[place] for place in alike.channels]
+            places, total = spans(starts, sizes, device), sum(sizes)
+            if all(self._pooled[place] for place in alike.channels):
+                of_bags = lengths[torch.tensor(alike.channels, dtype=torch.int64, device=device)]
+            else:
+                of_bags = torch.cat(
+                    [
+                        lengths[place] if self._pooled[place] else lengths.new_ones(size)
+                        for place, size in zip(alike.channels, sizes, strict=True)
+                    ]
+                )
+            of_bags = of_bags.flatten()
+            bags = torch.arange(of_bags.numel(), device=device)
+            bases, times = torch.tensor((alike.channel_bases, sizes), dtype=torch.int64).to(device)
+            rows = batch.ids.index_select(0, places).long()
             # If no feature reads these rows, there is no channel.
-            torch.cat([torch.empty(0, alike.width, dtype=torch.float32, device=device), *own]),
-        )
+            none = torch.empty(0, alike.width, dtype=torch.float32, device=device)
+            yield _Lookups(
+                rows + bases.repeat_interleave(times, output_size=total),
+                bags.repeat_interleave(of_bags, output_size=total),
+                places,
+                torch.cat([none, *(gradients[place] for place in alike.channels)]),
+            )
 
-    def _row_sums(self, unit_step: UnitStep, gradients: Sequence[Tensor], alike: _Alike) -> RowSums:
-        """Return the numbers of the distinct rows read here, and their summed gradients."""
-        own = self._lookups(unit_step, gradients, alike)
-        bases = torch.tensor(alike.bases, device=self._module.device)
-        numbers = own.rows + _repeated(bases, own.counts)
-        if not numbers.numel():
-            return numbers, own.gradients[:0]
-        order, distinct, starts = runs(numbers)
-        weights = unit_step.weights
-        if weights is not None:
-            weights = weights.detach()[own.places][order]
-        return distinct, row_sums(own.gradients, own.sources[order], weights, starts)
-
-    def _update_batch(self, rows: dict[int, Tensor]) -> BagBatch:
-        """Return a batch of one sample that reads these rows of each target."""
-        each = [rows[number] for number in range(len(rows))]
+    def _read(self, numbers: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return rows by width and target; numbers of each width are target by target."""
+        ids: dict[int, Tensor] = {}
+        for alike, own in zip(self._alike, numbers, strict=True):
+            bases = torch.tensor(alike.bases, device=own.device)
+            target = torch.searchsorted(bases, own, right=True) - 1
+            counts = torch.bincount(target, minlength=len(bases)).tolist()
+            ids.update(zip(alike.targets, torch.split(own - bases[target], counts), strict=True))
+        each = [ids[number] for number in range(len(ids))]
         bounds = (0, *accumulate(own.numel() for own in each))
-        device = self._module.device
-        offsets = torch.tensor(bounds, dtype=torch.int64).to(device)
-        return BagBatch(torch.cat(each).to(device), offsets, 1, None, bounds)
-
-
-def _repeated(values: Tensor, counts: Sequence[int]) -> Tensor:
-    """Repeat each value by its count."""
-    times = torch.tensor(counts, device=values.device)
-    return values.repeat_interleave(times, output_size=sum(counts))
+        offsets = torch.tensor(bounds, dtype=torch.int64).to(self._module.device)
+        read = self._module(BagBatch(torch.cat(each), offsets, 1, None, bounds))
+        return [[read[self._names[number]] for number in alike.targets] for alike in self._alike]

@@ -76,17 +76,12 @@ class Served:
             for target in unit.targets
         }
 
-    def sent_sizes(self, step: ShardedBatch) -> list[int]:
-        """Return the number of elements that each rank returns for this rank's lookups."""
-        sizes = [0] * self.comm.world
+    def sizes(self, step: ShardedBatch) -> tuple[list[int], list[int]]:
+        """Return the number of elements that this rank returns to each rank, and gets from it."""
+        gets = [0] * self.comm.world
         for (rank, channel), rows in zip(self.channels.sent, step.sent_rows, strict=True):
-            sizes[rank] += rows * channel.target.width
-        return sizes
-
-    def served_sizes(self, step: ShardedBatch) -> list[int]:
-        """Return the number of elements that this rank returns to each rank."""
-        sizes: list[int] = (step.served_rows * self.channels.widths).sum(1).tolist()
-        return sizes
+            gets[rank] += rows * channel.target.width
+        return (step.served_rows * self.channels.widths).sum(1).tolist(), gets
 
     def look_up(self, step: ShardedBatch, training: bool) -> list[Tensor]:
         """Return the outputs of `channels.served`. Rows with one holder keep their graph."""
@@ -219,7 +214,7 @@ class Serve(torch.autograd.Function):
         training: bool,
     ) -> Tensor:
         outputs = served.look_up(step, training)
-        sent, received = served.served_sizes(step), served.sent_sizes(step)
+        ctx.sizes = sent, received = served.sizes(step)
         with torch.no_grad():
             flat = served.to_sources(outputs, step)
         ctx.step, ctx.served, ctx.passes = step, served, served.passes
@@ -237,7 +232,7 @@ class Serve(torch.autograd.Function):
         served.passes += 1
         if served.ranks is not None and step.number is not None:
             served.ranks.tell(Command.BACKWARD, step.number.number)
-        sent, received = served.sent_sizes(step), served.served_sizes(step)
+        received, sent = ctx.sizes
         flat = served.exchange("gradients", gradient, sent, received)
         if served.gradient_scale != 1:
             flat *= served.gradient_scale  # Autograd owns the gradient that is sent.

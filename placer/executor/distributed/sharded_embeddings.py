@@ -18,12 +18,7 @@ from placer.executor.distributed.distributed_id_order import DistributedIdOrder
 from placer.executor.distributed.input_exchange import InputExchange, InputsAhead, SentBatch
 from placer.executor.distributed.row_sums import RowTotals
 from placer.executor.distributed.serving import Serve, Served
-from placer.executor.distributed.table_ranks import (
-    Command,
-    TableRanks,
-    check_all_built,
-    check_same,
-)
+from placer.executor.distributed.table_ranks import Command, TableRanks, check_all_built, check_same
 from placer.executor.distributed.table_routes import ShardedKeys
 from placer.executor.embeddings import Embeddings, uncompiled
 from placer.executor.local.hit_rates import HitRates
@@ -79,6 +74,7 @@ class ShardedEmbeddings(Embeddings):
     """
 
     keys: ShardedKeys
+    _is_shared = True
 
     @torch.inference_mode(False)
     def __init__(

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from placer.errors import BackendError, PlacerError, PlanMismatchError
+from placer.executor.distributed.channels import NumberedBatch
 from placer.executor.distributed.collectives import Communicator
 from placer.executor.distributed.division import servers_of
 from placer.growing import Growing
@@ -48,13 +49,6 @@ class Command(IntEnum):
 
 _MESSAGE = 4
 """Length of a message: a command and up to three numbers, all float64."""
-
-
-class NumberedBatch:
-    """A batch's number for servers. They drop the batch when the trainer drops this object."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
 
 
 class TableRanks:
@@ -144,14 +138,26 @@ class TableRanks:
         self.followers = tuple(s for s in servers if self.leader_of(s) == self.comm.rank)
         self.acting, TableRanks._serve_one = self.trainers, self._has_servers
 
-    def tell(self, command: Command, *numbers: float, then: Sequence[Tensor] = ()) -> None:
-        """Send this rank's next command, and the tensors that follow it, to its servers."""
+    def tell(
+        self,
+        command: Command,
+        *numbers: float,
+        then: Sequence[Tensor] = (),
+        to: Sequence[int] | None = None,
+    ) -> None:
+        """Send this rank's next command, and the tensors that follow it, to its servers.
+
+        `to` names some of them; by default all.
+        """
         if not self.followers:
             return
         while self._dropped:
             self._tell(self.followers, Command.DROP, self._dropped.popleft())
-        self._tell_tables()
-        self._tell(self.followers, command, *numbers, then=then)
+        if self._told_of[0] != self._tables:  # The followers know other tables.
+            self._told_of[0] = self._tables
+            tables = [torch.tensor(self._tables)] if self._tables else []
+            self._tell(self.followers, Command.PART, len(self._tables), then=tables)
+        self._tell(self.followers if to is None else to, command, *numbers, then=then)
 
     def tell_of_batch(self, command: Command, *numbers: float) -> NumberedBatch | None:
         """Send a command for a new batch. Servers keep the batch as long as the result exists."""
@@ -161,11 +167,6 @@ class TableRanks:
         weakref.finalize(batch, self._dropped.append, batch.number).atexit = False
         self.tell(command, batch.number, *numbers)
         return batch
-
-    def write(self, rank: int, *numbers: int, then: Sequence[Tensor]) -> None:
-        """Send rows to a server, which writes them."""
-        self._tell_tables()
-        self._tell((rank,), Command.WRITE, *numbers, then=then)
 
     def hear(self) -> tuple[Command, list[float]]:
         """Wait for the next command; return it and its numbers. Servers call this."""
@@ -181,13 +182,6 @@ class TableRanks:
         self.followers, TableRanks._serve_one = (), False
         self.trainers.close()
         self.comm.close()
-
-    def _tell_tables(self) -> None:
-        """Tell the servers which tables the next commands concern, if these have changed."""
-        if self._told_of[0] != self._tables:
-            self._told_of[0] = self._tables
-            then = [torch.tensor(self._tables)] if self._tables else []
-            self._tell(self.followers, Command.PART, len(self._tables), then=then)
 
     def _tell(
         self,
@@ -218,7 +212,6 @@ def check_world(plan: Plan, world: int) -> None:
 
 
 def _check_role(plan: Plan, rank: int, serves: bool) -> None:
-    """Check that this rank calls the function of its role."""
     servers, gpus = servers_of(plan), len(plan.topology.gpus)
     is_server = bool(servers) and rank >= gpus
     if is_server and not serves:

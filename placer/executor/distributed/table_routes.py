@@ -192,35 +192,26 @@ def table_routes(
     plan: Plan, division: Mapping[str, tuple[ColumnSlice, ...]], device: torch.device
 ) -> dict[str, TableRoutes]:
     """Return the routes of each table with rows."""
-    return {
-        name: _table_routes(plan, plan.tables_by_name[name], column_slices, device)
-        for name, column_slices in division.items()
-    }
-
-
-def _table_routes(
-    plan: Plan, table: Table, column_slices: tuple[ColumnSlice, ...], device: torch.device
-) -> TableRoutes:
-    routers: dict[tuple[object, ...], Router] = {}
-    mapped = []
-    for columns in column_slices:
-        router = None
-        if len(columns.targets) > 1:
+    routes = {}
+    for name, column_slices in division.items():
+        table, listed = plan.tables_by_name[name], listed_ids(plan, name)
+        routers: dict[tuple[object, ...], Router] = {}
+        mapped = []
+        for columns in column_slices:
             key = tuple(target.parts for target in columns.targets)
-            if key not in routers:
+            if len(key) > 1 and key not in routers:
                 slices = [
                     (part, index, base)
                     for index, target in enumerate(columns.targets)
                     for part, base in zip(target.parts, target.bases, strict=True)
                 ]
                 routers[key] = Router.of(table.rows, slices, device)
-            router = routers[key]
-        mapped.append(replace(columns, router=router))
-    order = None
-    listed = listed_ids(plan, table.name)
-    if routers and listed.size:
-        order = RankOrder.of(listed, table.rows, device)
-    return TableRoutes(table, tuple(mapped), order)
+            mapped.append(replace(columns, router=routers.get(key)))
+        order = None
+        if routers and listed.size:
+            order = RankOrder.of(listed, table.rows, device)
+        routes[name] = TableRoutes(table, tuple(mapped), order)
+    return routes
 
 
 class ShardedKeys(GrowingKeys):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils._pytree import tree_leaves
 
 from placer.errors import PlacerError
 from placer.executor.backends.backend import Backend
@@ -54,23 +55,15 @@ def _watched(scale: Any) -> Any:
     @functools.wraps(scale)
     def marking(self: torch.amp.GradScaler, outputs: Any) -> Any:
         scaled = scale(self, outputs)
-        if self.is_enabled():
-            _mark(scaled)
+        for one in tree_leaves(scaled) if self.is_enabled() else ():
+            if isinstance(one, Tensor) and one.requires_grad:
+                one.register_hook(  # type: ignore[no-untyped-call]
+                    lambda _: _marked.append(torch._C._current_graph_task_id())
+                )
         return scaled
 
     marking._is_watched = True  # type: ignore[attr-defined]
     return marking
-
-
-def _mark(scaled: Any) -> None:
-    if isinstance(scaled, Tensor):
-        if scaled.requires_grad:
-            scaled.register_hook(  # type: ignore[no-untyped-call]
-                lambda _: _marked.append(torch._C._current_graph_task_id())
-            )
-    elif isinstance(scaled, list | tuple):
-        for one in scaled:
-            _mark(one)
 
 
 def _with_subclasses(kind: type[Any]) -> list[type[Any]]:
@@ -140,12 +133,11 @@ class FusedLookup(torch.autograd.Function):
         weights: Tensor | None = ctx.saved_tensors[0]
         weight_gradients = None
         with phase("backward"):
-            gradients: list[Tensor] = []
-            taken = 0
-            for arena, step in zip(runtime.arenas, ctx.steps, strict=True):
-                parts = output_gradients[taken : taken + len(step.reads.segments)]
-                taken += len(parts)
-                gradients.append(runtime.backend.join(arena, parts))
+            parts = iter(output_gradients)
+            gradients = [
+                runtime.backend.join(arena, [next(parts) for _ in step.reads.segments])
+                for arena, step in zip(runtime.arenas, ctx.steps, strict=True)
+            ]
             if weights is not None and ctx.needs_input_grad[1]:
                 weight_gradients = _weight_gradients(runtime, ctx.steps, gradients, weights)
         with phase("update"):

@@ -4,7 +4,6 @@ import copy
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -178,10 +177,6 @@ class PlacedEmbeddings(Embeddings):
             elif seed is not None:
                 order.draw(weight, seed)
 
-    @property
-    def _can_be_copied(self) -> bool:
-        return not has_records(self.plan)
-
     def part(self, plan: Plan, whole_rows: "RowTotals | None" = None) -> "PlacedEmbeddings":
         """Return a module of the plan's tables, which shares their memory with this one.
 
@@ -250,12 +245,10 @@ class PlacedEmbeddings(Embeddings):
         # Copies of rows wait for the updates that are queued now. Finding the rows of a batch on
         # the host need not wait, so it runs beside the training step.
         backend.follow(training)
-        on_device = [tensor for tensor in tensors_of(batch) if tensor.is_cuda]
-        if backend.is_written or on_device:
+        if backend.is_written or any(tensor.is_cuda for tensor in tensors_of(batch)):
             self._stream.wait_stream(training)
             backend.is_written = False
-        for tensor in on_device:  # Its memory must not be reused before the read.
-            tensor.record_stream(self._stream)
+        keep_until_used(batch, self._stream)
         self._begun.append(recorded())
         with torch.cuda.stream(self._stream):
             prepared = self._prepare(batch, training=True, behind=training)
@@ -295,13 +288,13 @@ class PlacedEmbeddings(Embeddings):
         if not training:
             self._runtime.backend.finish(steps)
             self.keys.end_step(batch.key_step)
-        column_slices: list[list[tuple[int, Tensor]]] = [[] for _ in self.features]
+        column_slices: list[dict[int, Tensor]] = [{} for _ in self.features]
         segments = (segment for step in steps for segment in step.reads.segments)
         for segment, output in zip(segments, outputs, strict=True):
-            column_slices[segment.feature].append((segment.columns.cols[0], output))
+            column_slices[segment.feature][segment.columns.cols[0]] = output
         results = {}
         for index, feature in enumerate(self.features):
-            parts = [part for _, part in sorted(column_slices[index], key=itemgetter(0))]
+            parts = [part for _, part in sorted(column_slices[index].items())]
             whole = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
             results[feature.name] = batch.bags.output(index, feature, whole)
         return results
@@ -327,7 +320,7 @@ class PlacedEmbeddings(Embeddings):
         held: dict[tuple[str, str], int] = defaultdict(int)
         for arena in self._runtime.arenas:
             for part in arena.spec.ranges:
-                size = (part.stop - part.start) * arena.home_bytes(part.dtype)
+                size = (part.stop - part.start) * arena.row_bytes(part.dtype)
                 held[part.home, part.memory] += size
             if arena.row_cache is None:
                 continue
@@ -335,7 +328,7 @@ class PlacedEmbeddings(Embeddings):
                 entries = shard.staging_rows + shard.cache_rows
                 size = arena.row_cache.directory.nbytes * entries
                 share = size // max(arena.row_cache.entries, 1)
-                held[shard.device, "pool"] += entries * arena.row_bytes + share
+                held[shard.device, "pool"] += entries * arena.row_bytes() + share
         for name, column_slices in self._layout.column_slices.items():
             maps = [columns.slots for columns in column_slices if columns.slots is not None]
             if size := sum(slots.nbytes for slots in maps):

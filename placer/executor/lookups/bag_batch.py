@@ -1,7 +1,7 @@
 """A step's lookups: the bags of all features for one batch of samples."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -114,13 +114,8 @@ class BagBatch:
         return (self.ids, self.offsets, *(() if self.weights is None else (self.weights,)))
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> "BagBatch":
-        return BagBatch(
-            move(self.ids),
-            move(self.offsets),
-            self.batch_size,
-            None if self.weights is None else move(self.weights),
-            self.bounds,
-        )
+        weights = None if self.weights is None else move(self.weights)
+        return replace(self, ids=move(self.ids), offsets=move(self.offsets), weights=weights)
 
     @classmethod
     def from_features(

@@ -273,7 +273,6 @@ def arena_reads(
 
 
 def _offsets(bags: Bags, features: Sequence[FeatureRead], segments: Sequence[Segment]) -> Tensor:
-    """Return the offsets of an arena's bags."""
     size = bags.batch_size
     pooled = [features[segment.feature].pooling in ("sum", "mean") for segment in segments]
     if all(pooled) and [segment.feature for segment in segments] == list(range(len(features))):
@@ -303,8 +302,7 @@ def mean_from_sum(sums: Tensor, offsets: Tensor) -> Tensor:
 def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
     """Return the largest value of each column over each bag; empty bags are zero.
 
-    If lookups tie, the gradient goes to the first, as in `nn.EmbeddingBag`. Rows are
-    float32, shape (lookups, width); offsets int64, shape (bags + 1,), from 0 to lookups.
+    If lookups tie, the gradient goes to the first, as in `nn.EmbeddingBag`.
     """
     if not len(rows):  # The sum keeps the graph.
         return rows.new_zeros((offsets.numel() - 1, rows.shape[1])) + rows.sum()

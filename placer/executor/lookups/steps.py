@@ -72,9 +72,14 @@ class Window:
         """Number of the oldest open step, or of the next step if none is open."""
         return min((ticket.number for ticket in self._tickets), default=self._count)
 
-    def reads_store(self, arena: ArenaSpec) -> bool:
-        """Return whether an open step reads cold records of an arena in place."""
-        return any(arena in ticket.reads_stores for ticket in self._tickets)
+    def reads_store(self, arena: ArenaSpec, ticket: Ticket, entries: Tensor) -> bool:
+        """Return whether an open step reads cold records of an arena in place.
+
+        `entries` are those of this step's records, −1 for none; waits for the device.
+        """
+        if bool((entries < 0).any()):
+            ticket.reads_stores.add(arena)
+        return any(arena in other.reads_stores for other in self._tickets)
 
     def others(self, arena: ArenaSpec, ticket: Ticket) -> list[Any]:
         """Return the other open steps' entries of `Ticket.resolved` for an arena."""
@@ -115,11 +120,6 @@ class Runs:
         return self.order.numel()
 
     @property
-    def blocks(self) -> int:
-        """Number of blocks of `CHUNK` sorted positions."""
-        return self.covering.numel()
-
-    @property
     def firsts(self) -> Tensor:
         """Sorted position of each run's first lookup, int32; arbitrary after the last run."""
         return self.starts[:-1].clamp(0, max(self.lookups - 1, 0))
@@ -150,7 +150,7 @@ class ArenaStep:
     # Bag i sums the rows at ``places[offsets[i]:offsets[i + 1]]`` of the arena, see
     # `placer.executor.memory.arena`; −1 if the host pools. int32 or int64.
     places: Tensor
-    kept_slots: Tensor | None = None  # Slots of rows with several column slices; else see `places`.
+    slots: Tensor  # Slots of rows with several column slices; otherwise they may be left out.
     ticket: Ticket | None = None  # None if rows never move.
     runs: Runs | None = None  # The lookups grouped by row, if they are sorted already.
     run_places: Tensor | None = None  # The place of each run.
@@ -164,11 +164,6 @@ class ArenaStep:
         moved = self.moved.result() if isinstance(self.moved, Future) else self.moved
         if moved is not None:
             torch.cuda.current_stream(device).wait_event(moved)
-
-    @property
-    def slots(self) -> Tensor:
-        """Slot of each lookup."""
-        return self.places if self.kept_slots is None else self.kept_slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)

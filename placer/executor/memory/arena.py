@@ -22,12 +22,7 @@ import torch
 from torch import Tensor
 
 from placer.executor import Policy
-from placer.executor.cold_store import (
-    ColdStore,
-    HostRecords,
-    Records,
-    StoredRows,
-)
+from placer.executor.cold_store import ColdStore, HostRecords, Records, StoredRows
 from placer.executor.drive import DriveRecords
 from placer.executor.memory.host_memory import host_rows
 from placer.executor.memory.layout import ArenaKey, ArenaSpec
@@ -101,7 +96,7 @@ class TieredRows:
         if self.store is None or not self.store.is_narrow or self.row_cache is None:
             return rows
         entries, places = self.row_cache.entries, places.long()
-        held = self.row_cache.slots_at((places - self.home).clamp(0, entries)).long()
+        held = self.row_cache.directory.slots[(places - self.home).clamp(0, entries)].long()
         held = torch.where(places < self.hbm.shape[0], held, places - entries)
         slots = torch.where(places < self.home, places, held)
         return self.store.rounded(slots - self.home, rows, updates)
@@ -167,13 +162,8 @@ class Arena:
     row_cache: RowCache | None = None
     store: ColdStore | None = None
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of weights and state of a row in a cache entry."""
-        return self.home_bytes(None)
-
-    def home_bytes(self, dtype: ColdDType | None) -> int:
-        """Return the bytes of weights and state of a row that is kept in `dtype`."""
+    def row_bytes(self, dtype: ColdDType | None = None) -> int:
+        """Return the bytes of weights and state of a row; `dtype` replaces that of the table."""
         return _records(self.spec.key, dtype).nbytes
 
 
@@ -190,10 +180,8 @@ def allocate(
 ) -> Arena:
     """Allocate zeroed memory for an arena: HBM rows and row cache on a device, others on the host.
 
-    - `device`: device that reads and updates rows.
-    - `policy`, {"lfu", "rank"} or None: which cached rows are evicted first. None keeps all rows in
-      host memory.
-    - `drive`: folder for rows on a drive; by default the system's folder for temporary files.
+    Without a `policy`, all rows are in host memory. `drive` is the folder for rows on a drive; by
+    default the system's folder for temporary files.
     """
     key, row_cache, store = spec.key, None, None
     home = spec.rows if policy is None else spec.home

@@ -27,15 +27,12 @@ _MOST = (1 << 31) - 1
 def host_rows(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Allocate zeroed host memory that `device` can address.
 
-    `device`: the device that reads it. For a GPU, all pages are locked and registered with CUDA
-    until the tensor is freed. Otherwise pages are allocated at the first write.
+    For a GPU, all pages are locked and registered with CUDA until the tensor is freed. Otherwise
+    pages are allocated at the first write.
 
-    Returns
-    -------
-    Tensor
-        A CPU tensor. From `HUGE_PAGE_BYTES` on it is a separate mapping of exactly the requested
-        size, as torch's allocator of pinned memory rounds 20.4 GiB up to 32. It uses huge pages
-        if the system has them, as random reads of rows in small pages nearly always miss the TLB.
+    From `HUGE_PAGE_BYTES` on it is a separate mapping of exactly the requested size, as torch's
+    allocator of pinned memory rounds 20.4 GiB up to 32. It uses huge pages if the system has them,
+    as random reads of rows in small pages nearly always miss the TLB.
     """
     size = math.prod(shape) * dtype.itemsize
     on_gpu = device.type == "cuda"

@@ -196,18 +196,6 @@ class ArenaSpec:
         return min(pooled, default=self.rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Follows:
-    """Slots computed from ids: ``near + id`` below `edge`, and ``far + id`` from there on.
-
-    So a table in id order that is whole, or divided once into hot and cold rows, needs no map.
-    """
-
-    near: int
-    edge: int
-    far: int
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ArenaSlice:
     """A range of columns of a table, and the slot of each of its rows."""
@@ -216,7 +204,10 @@ class ArenaSlice:
     cols: tuple[int, int]
     arena: int  # Index of the arena.
     rows: int  # Rows of the table.
-    follows: Follows  # Computes slots from ids, if `slots` is None.
+    # ``near``, ``edge`` and ``far``: without `slots`, the slot of an id is ``near + id`` below
+    # ``edge``, and ``far + id`` from there on. So a table in id order that is whole, or divided
+    # once into hot and cold rows, needs no map.
+    follows: tuple[int, int, int]
     # Start of the column slice's part of the arena's `slot_map`; −1 if slots follow ids.
     map_start: int
     # Int32 or int64, shape (rows,): a view of this part; None if slots follow ids.
@@ -225,9 +216,8 @@ class ArenaSlice:
     def slots_of(self, ids: Tensor) -> Tensor:
         """Return the slots of ids, int64."""
         if self.slots is None:
-            follows = self.follows
-            near, far = ids.long() + follows.near, ids.long() + follows.far
-            return torch.where(ids < follows.edge, near, far)
+            near, edge, far = self.follows
+            return torch.where(ids < edge, ids.long() + near, ids.long() + far)
         return self.slots.index_select(0, ids).long()
 
 
@@ -308,22 +298,24 @@ def lay_out(
     return Layout(tuple(arenas), {name: tuple(parts) for name, parts in column_slices.items()})
 
 
-_Starts = list[list[tuple[Shard, int]]]
-"""For each column slice of an arena, its shards and their first slots."""
+_Starts = list[tuple[tuple[int, int, int], int]]
+"""Slices of a table's rows, and their first slots."""
 
 
-def _ranges(plan: Plan, members: Sequence[SlicedColumns]) -> tuple[tuple[SlotRange, ...], _Starts]:
-    """Return the ranges of slots of all shards, and each column slice's shards with first slots.
+def _ranges(
+    plan: Plan, members: Sequence[SlicedColumns]
+) -> tuple[tuple[SlotRange, ...], list[_Starts]]:
+    """Return the ranges of slots of all shards with rows, and the same by column slice.
 
     Parts with equal sort keys keep the plan's order.
     """
-    starts: _Starts = [[] for _ in members]
+    starts: list[_Starts] = [[] for _ in members]
     ranges: list[SlotRange] = []
     slot = 0
     parts = [(number, part) for number, columns in enumerate(members) for part in columns.shards]
     for number, part in sorted(parts, key=lambda pair: pair[1].order):
-        starts[number].append((part.shard, slot))
         if part.shard.row_count:
+            starts[number].append((part.shard.rows, slot))
             ranges.append(slot_range(plan, part, slot))
             slot = ranges[-1].stop
     return tuple(ranges), starts
@@ -349,27 +341,18 @@ def slot_range(plan: Plan, part: ArenaShard, start: int) -> SlotRange:
     )
 
 
-def _slots(
-    plan: Plan, table: Table, starts: list[tuple[Shard, int]]
-) -> tuple[Follows, Tensor | None]:
+def _slots(plan: Plan, table: Table, starts: _Starts) -> tuple[tuple[int, int, int], Tensor | None]:
     """Return the formula of slots from ids, or the slot of each id if no formula fits."""
-    held = sorted((shard.rows, slot) for shard, slot in starts if shard.row_count)
+    held = sorted(starts)
     in_a_row = all(step == 1 for (_, _, step), _ in held)
     if plan.order_of(table.name).kind == "id" and in_a_row and len(held) <= 2:
         bases = [slot - start for (start, _, _), slot in held] or [0]
         edge = held[0][0][1] if held else table.rows
-        return Follows(bases[0], edge, bases[-1]), None
+        return (bases[0], edge, bases[-1]), None
     listed = listed_ids(plan, table.name)
     by_rank = np.concatenate([listed, np.delete(np.arange(table.rows), listed)])
     slots = np.empty(table.rows, dtype=np.int64)
     for (start, stop, step), slot in held:
         members = by_rank[start:stop:step]
         slots[members] = np.arange(slot, slot + members.size)
-    return Follows(0, table.rows, 0), torch.from_numpy(slots)
-
-
-def warm_slots(part: SlotRange) -> Tensor:
-    """Return the slots of a cached shard that start in the cache, hottest first."""
-    if part.warm is None:
-        return torch.arange(part.start, min(part.start + part.cache_rows, part.stop))
-    return torch.from_numpy(part.start + part.warm[: part.cache_rows])
+    return (0, table.rows, 0), torch.from_numpy(slots)

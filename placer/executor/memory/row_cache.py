@@ -17,7 +17,7 @@ from torch import Tensor
 
 from placer.errors import PlanMismatchError
 from placer.executor import Policy
-from placer.executor.memory.layout import SlotRange, warm_slots
+from placer.executor.memory.layout import SlotRange
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,14 +55,6 @@ class Directory:
         """Bytes of all tensors without the counters."""
         parts = (self.slots, self.last_used, self.priority, self.dirty)
         return sum(part.nbytes for part in (*parts, self.sorted_slots, self.sorted_entries))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Resolution:
-    """The entries of a step's rows after its moves."""
-
-    entries: Tensor  # Int32, shape (rows,): entry of each row; −1 for rows without an entry.
-    moves: Moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,20 +199,19 @@ class RowCache:
         ticket: int,
         oldest_open: int,
         barred: Tensor | None = None,
-    ) -> Resolution:
+    ) -> tuple[Tensor, Moves]:
         """Give entries to the rows of a step, as far as entries are available.
 
         Take free entries first, then entries of the staged rows unused for longest, then of the
         cached rows of lowest priority. Rows that an open step reads keep their entries.
 
-        - `slots`, int32 or int64, shape (rows,): distinct slots; slots that are neither staged nor
-          cached are ignored.
-        - `counts`, integer, shape (rows,): lookups of each slot.
+        - `slots`: distinct; those that are neither staged nor cached are ignored.
+        - `counts`: lookups of each slot.
         - `ticket`: number of the step: at least 0, below 2³¹, never decreasing.
         - `oldest_open`: the oldest open step: this step or an earlier one.
-        - `barred`, bool, shape (rows,), or None: rows without an entry that must not get one.
+        - `barred`, bool by slot: rows without an entry that must not get one.
 
-        The result is valid after its moves. Until then, changed entries hold their old rows.
+        Return the entry of each row, int32, −1 for none; and the moves after which it has the row.
         """
         entries = self.find(slots)
         hit = entries >= 0
@@ -235,7 +226,7 @@ class RowCache:
         admitted = wanted[: order.numel()]
         # Sort entries by their slots, so that copies from and to host memory run in its order.
         taken = order[: admitted.numel()]
-        taken = taken[torch.sort(self.slots_at(taken), stable=True).indices]
+        taken = taken[torch.sort(held.slots[taken], stable=True).indices]
         moves = self._admit(slots[admitted], counts[admitted], taken, ticket)
         entries[admitted] = taken
         read, in_place = hit | miss, miss.sum() - admitted.numel()
@@ -243,8 +234,8 @@ class RowCache:
         lookups = counts[read].sum(), counts[hit].sum()
         counted = [*lookups, read.sum(), hit.sum(), in_place, written_back]
         held.counters.add_(torch.stack(counted))
-        self._sort()
-        return Resolution(entries, moves)
+        self.sort()
+        return entries, moves
 
     def fade(self) -> None:
         """Multiply all counts of lookups by `DECAY`, if the policy counts them."""
@@ -268,7 +259,7 @@ class RowCache:
         return entries[torch.sort(key[entries], stable=True).indices].int()
 
     def _admit(self, incoming: Tensor, lookups: Tensor, entries: Tensor, ticket: int) -> Moves:
-        """Give entries to rows. Call `_sort` afterwards."""
+        """Give entries to rows. Call `sort` afterwards."""
         held = self.directory
         outgoing = torch.where(held.dirty[entries], held.slots[entries], -1)
         held.priority[entries] = self.first_priority(incoming, lookups).float()
@@ -286,7 +277,7 @@ class RowCache:
             return lookups + self._expected_lookups(incoming.to(self._kind))
         return lookups
 
-    def _sort(self) -> None:
+    def sort(self) -> None:
         """Sort the directory by slot, in place."""
         slots, entries = torch.sort(self.directory.slots)
         self.directory.sorted_slots.copy_(slots)
@@ -295,10 +286,6 @@ class RowCache:
     def mark_dirty(self, entries: Tensor) -> None:
         """Note that the copies in entries are newer than the rows themselves; −1 is ignored."""
         self.directory.dirty[entries[entries >= 0]] = True
-
-    def slots_at(self, entries: Tensor) -> Tensor:
-        """Return the slot in each entry; the dtype's largest value if the entry is free."""
-        return self.directory.slots.index_select(0, entries)
 
     def stats(self) -> RowCacheStats:
         """Return the counts so far; waits for the device."""
@@ -310,18 +297,24 @@ class RowCache:
 
     def _warm_up(self, cached: list[SlotRange]) -> None:
         """Give entries to the hottest rows of cached shards in the plan."""
-        none = torch.empty(0, dtype=torch.int64)
-        warm = [warm_slots(part) for part in cached]
-        slots = torch.cat([none, *warm]).to(self.directory.slots)
-        listed = [w for part, w in zip(cached, warm, strict=True) if part.warm is not None]
-        ranks = torch.cat([none, *(torch.arange(one.numel()) for one in listed)])
-        known, order = torch.sort(torch.cat([none, *listed]))
+        warm = [torch.empty(0, dtype=torch.int64)]
+        listed = warm.copy()
+        for part in cached:
+            if part.warm is None:
+                last = min(part.start + part.cache_rows, part.stop)
+                warm.append(torch.arange(part.start, last))
+            else:
+                listed.append(torch.from_numpy(part.start + part.warm[: part.cache_rows]))
+                warm.append(listed[-1])
+        slots = torch.cat(warm).to(self.directory.slots)
+        ranks = torch.cat([torch.arange(one.numel()) for one in listed])
+        known, order = torch.sort(torch.cat(listed))
         self._listed = known.to(self.directory.slots)
         self._listed_ranks = ranks[order].to(self.directory.slots)
         self.directory.slots[: slots.numel()] = slots
         first = self._rank_priority if self.policy == "rank" else self._expected_lookups
         self.directory.priority[: slots.numel()] = first(slots)
-        self._sort()
+        self.sort()
 
     def _expected_lookups(self, slots: Tensor) -> Tensor:
         """Return the lookups credited to rows that get an entry, besides actual lookups."""

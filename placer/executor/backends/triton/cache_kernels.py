@@ -187,19 +187,6 @@ def fill_entries(
     tl.atomic_add(written_back, tl.sum(leaves.to(tl.int64), 0))
 
 
-@triton.jit(do_not_specialize=["size", "vacant"])
-def store_sorted(
-    ordered, order, sorted_slots, sorted_entries, size, vacant, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Overwrite the directory's sorted slots and entries in place."""
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = place < size
-    slot = tl.load(ordered + place, mask=here, other=0)
-    entry = tl.load(order + place, mask=here, other=0)
-    tl.store(sorted_slots + place, slot, mask=here)
-    tl.store(sorted_entries + place, tl.where(slot == vacant, -1, entry).to(tl.int32), mask=here)
-
-
 @triton.jit
 def admit_rows(
     first_run, last_run, slots, counts, wanted, turns, available, order, by_slot, entries,

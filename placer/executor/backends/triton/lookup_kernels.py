@@ -148,20 +148,6 @@ def find_long_runs(starts, covering, long_runs, blocks, CHUNK: tl.constexpr, BLO
     tl.store(long_runs + block, tl.where(is_long, following, -1), mask=block < blocks)
 
 
-@triton.jit(do_not_specialize=["bags"])
-def bags_of_lookups(offsets, out, bags, BLOCK: tl.constexpr):
-    """Write the bag of each lookup."""
-    bag = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = bag < bags
-    start = tl.load(offsets + bag, mask=here, other=0)
-    length = tl.load(offsets + bag + 1, mask=here, other=0) - start
-    longest = tl.max(length, 0)
-    step = longest * 0
-    while step < longest:
-        tl.store(out + start + step, bag, mask=step < length)
-        step += 1
-
-
 @triton.jit(do_not_specialize=["home"])
 def exchange(
     hbm, dram, state_hbm, state_dram, home, entries, incoming, outgoing, count,

@@ -7,7 +7,7 @@ programs share it. So the host knows the size of every launch, and CUDA graphs c
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,11 @@ from torch import Tensor
 from placer.errors import BackendError
 from placer.executor import Policy
 from placer.executor.backends.backend import Backend
-from placer.executor.backends.host_pooling import note_in_place
 from placer.executor.backends.triton import cache_kernels, lookup_kernels
 from placer.executor.lookups.steps import CHUNK, Moved, Runs, Ticket
 from placer.executor.memory.arena import Arena
 from placer.executor.memory.layout import ArenaSpec
-from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, Moves, Resolution, RowCache
+from placer.executor.memory.row_cache import IN_PLACE, WRITTEN_BACK, Moves, RowCache
 from placer.executor.streams import phase
 
 RESIDENT_WARPS = 32
@@ -85,15 +84,12 @@ class TritonStaging(Backend):
     def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
         """Launch a kernel, unless its grid is empty."""
         if math.prod(grid):
-            with self._current_device():
+            on_gpu = self._device.type == "cuda"
+            is_other = on_gpu and torch.cuda.current_device() != self._device.index
+            # Triton launches on torch's current device.
+            with torch.cuda.device(self._device) if is_other else nullcontext():
                 # Without fused multiply-add, all kernels round alike, however they are compiled.
                 kernel[grid](*arguments, enable_fp_fusion=False, **options)
-
-    def _current_device(self) -> AbstractContextManager[Any]:
-        """Make the tensors' device current, as Triton launches on torch's current device."""
-        if self._device.type == "cuda" and torch.cuda.current_device() != self._device.index:
-            return torch.cuda.device(self._device)
-        return nullcontext()
 
     def find_runs(self, slots: Tensor) -> Runs:
         return self._sorted(slots)[0]
@@ -133,13 +129,15 @@ class TritonStaging(Backend):
             )  # fmt: skip
             del ordered
             others = self.window.others(spec, ticket)
-            found = self._resolve(row_cache, home, resolved, slots, counts, others, ticket.number)
+            entries, moves = self._resolve(
+                row_cache, home, resolved, slots, counts, others, ticket.number
+            )
             del slots, counts
-            moved, entries = self._move(arena, found.moves), found.entries
-            del found
+            moved = self._move(arena, moves)
+            del moves
             if arena.store is not None:
                 known = entries[: int(last - first)]
-                note_in_place(arena, arena.store, known, ticket, self.window)
+                arena.store.is_read_in_place = self.window.reads_store(spec, ticket, known)
             ticket.resolved[spec] = resolved
             self._move_to_entries(resolved, entries, row_cache, home, training)
             del entries
@@ -192,7 +190,7 @@ class TritonStaging(Backend):
         counts: Tensor,
         others: Sequence[Resolved],
         ticket: int,
-    ) -> Resolution:
+    ) -> tuple[Tensor, Moves]:
         """Do what `RowCache.resolve` does, and bar rows that `others` read in place."""
         held, most = row_cache.directory, resolved.most
         entries = torch.empty_like(counts)
@@ -249,12 +247,8 @@ class TritonStaging(Backend):
             incoming.numel(), row_cache.entries, ticket,
         )  # fmt: skip
         del wanted, turns, order, by_slot, lookups
-        ordered, order = torch.sort(held.slots)
-        self.each(
-            cache_kernels.store_sorted, size,
-            ordered, order, held.sorted_slots, held.sorted_entries, size, vacant,
-        )  # fmt: skip
-        return Resolution(entries, moves)
+        row_cache.sort()
+        return entries, moves
 
     def _move_to_entries(
         self, resolved: Resolved, entries: Tensor, row_cache: RowCache, home: int, training: bool

@@ -5,16 +5,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+import triton
 from torch import Tensor
 
 from placer.executor.backends.torch_kernels import RowReads, SegmentTable
-from placer.executor.backends.triton import (
-    lookup_kernels,
-    update_kernels,
-)
+from placer.executor.backends.triton import lookup_kernels, update_kernels
 from placer.executor.backends.triton.staging import BLOCK, BLOCK_WARPS, TritonStaging
 from placer.executor.growing_keys import GrowingKeys
-from placer.executor.lookups.batch_reads import ArenaReads
 from placer.executor.lookups.steps import CHUNK
 from placer.executor.memory.arena import TieredRows
 from placer.executor.memory.row_cache import Moves
@@ -53,9 +50,6 @@ SCAN = 32
 
 SEGMENT_PROGRAMS = 256
 """Most programs that share the lookups of a segment."""
-
-BAGS = 256
-"""Bags of a program that writes the bag of each lookup. Its longest bag determines its time."""
 
 EXCHANGE_PROGRAMS, EXCHANGE_BYTES, EXCHANGE_WARPS = 16, 16384, 8
 """Programs that copy rows over the link, bytes under way in each direction for each program, and
@@ -156,15 +150,6 @@ class TritonBackend(TritonStaging):
             reads, matrices, rule.optimizer, stochastic, mean_squares, None, constants
         )
 
-    def bags_of_lookups(self, reads: ArenaReads) -> Tensor:
-        out = torch.empty(reads.lookups, dtype=torch.int32, device=self._device)
-        tiles = (-(-reads.bags // BAGS),)
-        self.run(
-            lookup_kernels.bags_of_lookups, tiles, reads.offsets, out, reads.bags,
-            BLOCK=BAGS, num_warps=BLOCK_WARPS,
-        )  # fmt: skip
-        return out
-
     def exchange(self, matrices: Sequence[TieredRows], moves: Moves) -> None:
         parts = [(_words(rows.hbm), _words(rows.dram)) for rows in matrices]
         if not moves.entries.numel() or not parts[0][1].numel():
@@ -172,10 +157,10 @@ class TritonBackend(TritonStaging):
         (hbm, dram), (state_hbm, state_dram) = parts[0], parts[-1]
         words = hbm.shape[1]
         state_words = state_hbm.shape[1] if len(parts) > 1 else 0
-        columns = min(_power_of_two(words), MAX_WORDS)
+        columns = min(triton.next_power_of_2(words), MAX_WORDS)
         tile = EXCHANGE_BYTES // (columns * hbm.element_size())
         tile = max(1, min(MAX_MOVES, tile))
-        state_columns = min(_power_of_two(state_words), max(columns, 1))
+        state_columns = min(triton.next_power_of_2(max(state_words, 1)), max(columns, 1))
         blocks = max(-(-words // columns), -(-state_words // state_columns))
         programs = min(EXCHANGE_PROGRAMS, -(-moves.entries.numel() // tile))
         self.run(
@@ -197,9 +182,9 @@ class TritonBackend(TritonStaging):
         constants: tuple[Tensor, Tensor, float, float, float],
     ) -> None:
         """Launch the three kernels that sum and update runs."""
-        runs = reads.runs
+        runs, blocks = reads.runs, reads.runs.covering.numel()
         width = reads.gradients.shape[1]
-        block = _power_of_two(width)
+        block = triton.next_power_of_2(width)
         tile = _tile_rows(UPDATE_ELEMENTS, block)
         warps = min(16, max(1, tile * block // UPDATE_ELEMENTS))
         shape = {"CHUNK": CHUNK, "WIDTH": width, "BLOCK": block}
@@ -214,35 +199,29 @@ class TritonBackend(TritonStaging):
         )  # fmt: skip
         if runs.lookups <= CHUNK:
             return
-        partials = torch.empty((2 * runs.blocks, width), dtype=torch.float32, device=self._device)
+        partials = torch.empty((2 * blocks, width), dtype=torch.float32, device=self._device)
         self.run(
-            update_kernels.sum_chunks, self.shared(-(-2 * runs.blocks // tile), warps),
-            partials, runs.starts, runs.covering, runs.long_runs, runs.blocks,
+            update_kernels.sum_chunks, self.shared(-(-2 * blocks // tile), warps),
+            partials, runs.starts, runs.covering, runs.long_runs, blocks,
             reads.places, *gradients, **shape, **by_row, UNROLL=CHUNK_UNROLL,
         )  # fmt: skip
         chunks = _tile_rows(SUM_ELEMENTS, block)
         self.run(
-            update_kernels.update_long_runs, self.shared(runs.blocks, SUM_WARPS),
-            *matrices, runs.starts, runs.long_runs, runs.blocks,
+            update_kernels.update_long_runs, self.shared(blocks, SUM_WARPS),
+            *matrices, runs.starts, runs.long_runs, blocks,
             reads.places, partials, *effects, **shape, **rule,
             CHUNKS=chunks, SCAN=SCAN, num_warps=SUM_WARPS,
         )  # fmt: skip
 
     def _pool_tile(self, rows: TieredRows, width: int) -> tuple[int, int]:
         """Return the columns and rows that a warp of the forward pass reads at once."""
-        columns = min(_power_of_two(width), POOL_COLUMNS)
+        columns = min(triton.next_power_of_2(width), POOL_COLUMNS)
         elements = POOL_BYTES // rows.hbm.element_size()
         return columns, _tile_rows(elements, columns)
 
 
 def _tile_rows(elements: int, columns: int) -> int:
-    """Return the number of rows in a tile of `elements`."""
     return max(1, min(ROWS, elements // columns))
-
-
-def _power_of_two(number: int) -> int:
-    """Return the least power of two that is at least `number`."""
-    return 1 << max(0, number - 1).bit_length()
 
 
 def _memories(rows: TieredRows) -> tuple[Tensor, Tensor, int]:

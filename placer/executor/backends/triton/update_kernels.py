@@ -181,19 +181,15 @@ def update_runs(
         short = length <= CHUNK
         place = tl.where(short, place, -1)
         length = tl.where(place >= 0, length, 0)
-        if OPTIMIZER == "squares":
-            total = _sum_lookups(
-                gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL
-            )
-            tl.store(squares + run, tl.sum(total * total, 1), mask=here & short)
-        else:
+        if OPTIMIZER != "squares":
             # Request rows first, so that they arrive with the gradients.
             weights, first, second = _read(
                 hbm, dram, state_hbm, state_dram, boundary, place, WIDTH, BLOCK, OPTIMIZER
             )
-            total = _sum_lookups(
-                gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL
-            )
+        total = _sum_lookups(gradients, sources, scales, start, length, WIDTH, BLOCK, ROWS, UNROLL)
+        if OPTIMIZER == "squares":
+            tl.store(squares + run, tl.sum(total * total, 1), mask=here & short)
+        else:
             _apply(
                 weights, first, second, total, run,
                 hbm, dram, state_hbm, state_dram, boundary, place,
