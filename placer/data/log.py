@@ -24,6 +24,11 @@ class Bags:
     weights: npt.NDArray[np.float32] | None = None  # Shape (lookups,): per-sample weights.
 
     @property
+    def keys(self) -> Keys:
+        """The ids as keys: before ids are mapped to rows, they are raw."""
+        return self.ids.view(np.uint64)
+
+    @property
     def samples(self) -> int:
         """Number of samples, including samples with an empty bag."""
         return self.ids.size if self.offsets is None else self.offsets.size - 1
@@ -32,6 +37,12 @@ class Bags:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Lookups of each sample, shape (samples,)."""
         return np.ones(self.ids.size, np.int64) if self.offsets is None else np.diff(self.offsets)
+
+    @property
+    def samples_of_lookups(self) -> npt.NDArray[np.int64]:
+        """The sample of each lookup, shape (lookups,)."""
+        every = np.arange(self.samples, dtype=np.int64)
+        return every if self.offsets is None else np.repeat(every, self.lengths)
 
     @property
     def filled(self) -> int:

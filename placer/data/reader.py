@@ -155,19 +155,19 @@ class EncodedLog:
         while read < samples and (batch := cursor.read(samples - read)) is not None:
             features = {}
             for feature, table in self.encoding.feature_tables.items():
-                raw = batch.features[feature]
+                raw = batch.chunk.features[feature]
                 ids = rows_of(batch, feature, table, self.encoding.mappings[table])
                 if table in self.unknown:
                     self.unknown[table].add(raw.keys[ids == 0])
                 features[feature] = Bags(ids, raw.offsets)
-            parts.append(Chunk(batch.samples, features, batch.dense, batch.labels))
-            read += batch.samples
+            parts.append(replace(batch.chunk, features=features))
+            read += batch.chunk.samples
         return joined(parts) if parts else None
 
 
 def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:
     """Return the rows that the ids of a feature read."""
-    raw = batch.features[feature]
+    raw = batch.chunk.features[feature]
     try:
         return mapping.map(raw.keys)
     except OutOfRange as error:

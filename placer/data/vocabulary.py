@@ -16,7 +16,7 @@ from placer.data.encoding import Hash, Identity, IdMapping, Vocabulary
 from placer.data.files.stores import shown
 from placer.data.layout import ID_MAPPINGS, MappingKind
 from placer.data.log import Keys
-from placer.data.source import Progress, Source, samples_of
+from placer.data.source import Progress, Source
 from placer.errors import DataError
 from placer.units import listed
 
@@ -110,7 +110,7 @@ def build_vocabularies(
     for batch in source.of_ids_alone.batches(_CHUNK_SAMPLES):
         for position, (feature, table) in enumerate(feature_tables.items()):
             bags = batch.features[feature]
-            places = (start + samples_of(bags, batch.samples)) * feature_count + position
+            places = (start + bags.samples_of_lookups) * feature_count + position
             distinct[table].add(bags.keys, places)
         start += batch.samples
         if progress is not None:
@@ -339,6 +339,6 @@ def _id_ranges(
     for batch in source.batches(65536):
         samples += batch.samples
         for name, (least, most) in ranges.items():
-            keys = batch.features[name].keys.view("i8")
-            ranges[name] = int(keys.min(initial=least)), int(keys.max(initial=most))
+            ids = batch.features[name].ids
+            ranges[name] = int(ids.min(initial=least)), int(ids.max(initial=most))
     return ranges, samples

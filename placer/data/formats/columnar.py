@@ -155,7 +155,7 @@ class ParquetSource(ColumnSource):
             cursor.skip(start - behind)
             batch = cursor.read(stop - start)
             assert batch is not None, "a group with fewer rows is refused"
-            behind = start + batch.samples
+            behind = start + batch.chunk.samples
             if behind == rows:
                 cursor.skip(sys.maxsize)  # Refuses a group with more rows than it says.
             return batch

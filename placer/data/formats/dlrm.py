@@ -20,7 +20,8 @@ from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import first_line, local_path, scheme_of, shown
 from placer.data.keys import offsets_of
 from placer.data.layout import Columns
-from placer.data.source import Place, RawBags, RawBatch, Source, Span
+from placer.data.log import Bags, Chunk
+from placer.data.source import Place, RawBatch, Source, Span
 from placer.errors import DataError
 from placer.files.torch_files import OtherContentError, TensorFileError, read_tensors
 
@@ -69,10 +70,10 @@ def _read(file: str, tensors: _Tensors, start: int, stop: int) -> RawBatch:
         first = table * tensors.samples
         offsets = tensors.offsets[first + start : first + stop + 1]
         indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
-        features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
+        features[f"t{table}"] = Bags(indices, offsets - offsets[0])
     dense = np.empty((stop - start, 0), dtype=np.float32)
     place = Place(file, range(start, stop), "sample")
-    return RawBatch(place, stop - start, features, dense, None)
+    return RawBatch(place, Chunk(stop - start, features, dense))
 
 
 def _load(file: str) -> _Tensors:

@@ -19,7 +19,6 @@ from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
 from placer.data.layout import NULLS, Columns, Layout, MappingKind, Missing, NamedColumns
 from placer.data.log import Bags
 from placer.data.reader import rows_of
-from placer.data.source import samples_of
 from placer.data.vocabulary import (
     MAX_INFERRED_ROWS,
     feature_tables_of,
@@ -159,20 +158,20 @@ class PartitionCounter:
         for batch, positions in reader.positioned(partition):
             read = {}
             for place, (feature, table) in enumerate(self.feature_tables.items()):
-                bags = batch.features[feature]
+                bags = batch.chunk.features[feature]
                 if table in self.mappings:
                     ids = rows_of(batch, feature, table, self.mappings[table])
                     sums.add("row", table, *np.unique(ids, return_counts=True))
                 else:
-                    of_sample = positions[samples_of(bags, batch.samples)]
+                    of_sample = positions[bags.samples_of_lookups]
                     places = of_sample * len(self.feature_tables) + place
                     sums.add_keys(table, bags.keys, places)
-                    ids = bags.keys.view(np.int64)
+                    ids = bags.ids
                 read[feature] = Bags(ids, bags.offsets)
                 features[feature] += FeatureCounts(ids.size, read[feature].filled)
             if samples < STRETCH_SAMPLES:  # One stretch is enough: counting windows is slow.
-                near.add(batch.samples, read)
-            samples += batch.samples
+                near.add(batch.chunk.samples, read)
+            samples += batch.chunk.samples
             yield from sums.overflow(self.memory_bytes)
         sums.add_number("samples", "", samples)
         for feature, of_feature in features.items():

@@ -224,8 +224,8 @@ class PartReader(ArrowSource):
         with closing(self.open()) as cursor:
             while (batch := cursor.read(_READ_SAMPLES)) is not None:
                 if self._position is None:
-                    self._positions = np.arange(first, first + batch.samples)
-                    first += batch.samples
+                    self._positions = np.arange(first, first + batch.chunk.samples)
+                    first += batch.chunk.samples
                 yield batch, self._positions
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:
