@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from placer.data.encoding import Hash, Identity, IdMapping, Vocabulary
 from placer.data.files.stores import shown
-from placer.data.layout import ID_MAPPINGS, MappingKind
+from placer.data.layout import ALL, ID_MAPPINGS, MappingKind
 from placer.data.log import Keys
 from placer.data.source import Progress, Source
 from placer.errors import DataError
@@ -29,7 +29,6 @@ KEPT_HASHES = 16384
 """Number of hashes for an estimate. Its standard error is 1 / √16,384 = 0.8%."""
 # If the largest id needs more rows than this, ids are surely not rows.
 MAX_INFERRED_ROWS = 1 << 31
-_OTHERS = "*"
 _SURELY_FINE_ROWS = 1 << 20
 _ROWS_A_SAMPLE = 64
 """If ids reach both, most rows of an identity table would never be read; use a vocabulary."""
@@ -300,12 +299,12 @@ def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
-    known = {*names, _OTHERS}
+    known = {*names, ALL}
     for name in value:
         if name not in known:
             are = "are" if what == "rows" else "is"
             raise DataError(f"{what} {are} given for table {name!r}; tables are {listed(names)}")
-    given = {name: value.get(name, value.get(_OTHERS)) for name in names}
+    given = {name: value.get(name, value.get(ALL)) for name in names}
     return {name: one for name, one in given.items() if one is not None}
 
 

@@ -14,7 +14,7 @@ import pyarrow.json as arrow_json
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, flat, pruned, single
-from placer.data.formats.text import Block, TextReader, first_block, head_lines
+from placer.data.formats.text import Block, first_block, head_lines, text_spans
 from placer.data.formats.values import wrong_value
 from placer.data.keys import is_list, is_text
 from placer.data.layout import IdType
@@ -42,7 +42,7 @@ class JsonLinesSource(ColumnSource):
         names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
         types = {name: self._type(name, schema.field(name).type) for name in names}
         self._schema = pruned(whole, types)
-        return TextReader(self.files, self._parse).spans()
+        return text_spans(self.files, self._parse)
 
     def _first(self, numbers: Sequence[str]) -> pa.Table:
         """Return the first samples of the log, with types that Arrow infers."""
