@@ -293,7 +293,12 @@ def open_source(
             f"{shown(full[0])} is read as {kind}, whose columns have no names to choose by; "
             "leave out label= and ignore="
         )
-    source = _source(full, kind, layout, named)
+    if kind not in FORMATS:
+        raise DataError(f"format {kind!r} is none of {', '.join(FORMATS)}")
+    module, name = SOURCES[kind].split(".")
+    opened = getattr(import_module(f"placer.data.formats.{module}"), name)
+    known = replace(layout, format=kind) if kind in _DELIMITED else _of_values(layout)
+    source = opened(full, known, named)
     _check_given(source, kind, layout, recorded or Layout())
     if kind == "parquet":
         from placer.data.formats.columnar import check_parts
@@ -338,16 +343,6 @@ def _format_of(files: Sequence[str], layout: Layout) -> Format:
     if known in _DELIMITED and layout.format in _DELIMITED:
         return layout.format
     return known
-
-
-def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedColumns) -> Source:
-    if format not in FORMATS:
-        raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
-    module, name = SOURCES[format].split(".")
-    kind = getattr(import_module(f"placer.data.formats.{module}"), name)
-    layout = replace(layout, format=format) if format in _DELIMITED else _of_values(layout)
-    source: Source = kind(files, layout, named)
-    return source
 
 
 def _of_values(layout: Layout) -> Layout:

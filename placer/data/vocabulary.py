@@ -91,17 +91,16 @@ class DistinctKeys:
 def build_vocabularies(
     source: Source,
     feature_tables: Mapping[str, str],
-    *,
-    min_count: int | Mapping[str, int] = 1,
-    rows: Mapping[str, int] | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Vocabulary]:
+    min_counts: Mapping[str, int],
+    rows: Mapping[str, int],
+    progress: Progress | None,
+) -> dict[str, IdMapping]:
     """Return vocabularies of the tables in `feature_tables`, from one pass over a log.
 
     Keys are in the order of their first appearance: by sample, then by feature, then by key. Keys
-    that are read less often than `min_count` share row 0. If `rows` limits a table, row 0 included,
-    keep its most read keys; of equal counts, those that appear first. Memory grows with the number
-    of distinct ids.
+    that are read less often than `min_counts` share row 0. If `rows` limits a table, row 0
+    included, keep its most read keys; of equal counts, those that appear first. Memory grows with
+    the number of distinct ids.
     """
     distinct = {table: DistinctKeys() for table in feature_tables.values()}
     feature_count = len(feature_tables)
@@ -114,10 +113,8 @@ def build_vocabularies(
         start += batch.samples
         if progress is not None:
             progress(start, source.samples)
-    limits = rows or {}
-    least = min_count if isinstance(min_count, Mapping) else dict.fromkeys(distinct, min_count)
     return {
-        table: vocabulary_of(keys.merge(), least.get(table, 1), limits.get(table))
+        table: vocabulary_of(keys.merge(), min_counts.get(table, 1), rows.get(table))
         for table, keys in distinct.items()
     }
 
@@ -221,12 +218,8 @@ def choose_mappings(
             sized.append(f"{name} {row_counts[name]:,} (ids up to {most:,})")
     if headroom and sized:
         notes.append(f"rows with {headroom:.0%} for later ids: {listed(sized, 5)}")
-    mappings: dict[str, IdMapping] = {}
     keyed = {name: own for name, own in feature_tables.items() if chosen[own] == "vocabulary"}
-    if keyed:
-        mappings |= build_vocabularies(
-            source, keyed, min_count=counts, rows=row_counts, progress=progress
-        )
+    mappings = build_vocabularies(source, keyed, counts, row_counts, progress) if keyed else {}
     for name in names:
         if chosen[name] == "hash":
             mappings[name] = Hash(row_counts[name])
