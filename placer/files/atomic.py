@@ -313,10 +313,6 @@ class HashedFile(io.IOBase):
         except OSError as error:
             self._failure = self._failure or error
 
-    def writable(self) -> bool:
-        """Return true: the file is open for writing."""
-        return True
-
     def tell(self) -> int:
         """Return the number of bytes written so far."""
         return self._size_bytes

@@ -168,18 +168,15 @@ class DenseCounts:
     def add(self, ids: npt.NDArray[np.int64]) -> None:
         """Count ids, which `check` has accepted."""
         if ids.size > self._headroom:
-            self._make_room(ids.size)
+            limit, most = np.iinfo(self.values.dtype).max, int(self.values.max(initial=0))
+            self._headroom = int(limit) - most
+            if ids.size > self._headroom:
+                self.values = self.values.astype(np.uint64)
+                self._headroom = int(np.iinfo(np.int64).max) - most
         self._headroom -= ids.size
         # Since NumPy 1.25, `add.at` is as fast as memory allows: bincount per block, sorting and a
         # compiled loop were not faster over 160 MB of counts.
         np.add.at(self.values, ids, self.values.dtype.type(1))
-
-    def _make_room(self, lookups: int) -> None:
-        limit = np.iinfo(self.values.dtype).max
-        self._headroom = int(limit) - int(self.values.max(initial=0))
-        if lookups > self._headroom:
-            self.values = self.values.astype(np.uint64)
-            self._headroom = int(np.iinfo(np.int64).max) - int(self.values.max())
 
 
 def profile_log(

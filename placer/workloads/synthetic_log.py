@@ -253,18 +253,12 @@ def _hashed_ids(
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
     bits ^= bits >> np.uint32(16)
-    octets = bits.astype(">u4").view(np.uint8).reshape(-1, 4)
-    digits = np.empty((ranks.size, 8), dtype=np.uint8)
-    digits[:, 0::2] = _HEX_DIGITS[octets >> 4]
-    digits[:, 1::2] = _HEX_DIGITS[octets & 15]
+    digits = bits.astype(">u4").tobytes().hex().encode()
     offsets = np.arange(0, 8 * ranks.size + 1, 8, dtype=np.int32)
     validity = np.packbits(~missing, bitorder="little")
     return pa.StringArray.from_buffers(
         ranks.size, pa.py_buffer(offsets), pa.py_buffer(digits), pa.py_buffer(validity)
     )
-
-
-_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 def _row_effects(ranks: npt.NDArray[np.int64], position: int, seed: int) -> npt.NDArray[np.float64]:
