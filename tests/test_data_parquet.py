@@ -77,7 +77,7 @@ def test_a_cursor_reads_what_it_did_not_skip(
     samples = 3000
     path = tmp_path_factory.mktemp("log") / "log.parquet"
     pq.write_table(pa.table({"item": np.arange(samples)}), path, row_group_size=group)
-    cursor = open_log(path).source.open()
+    cursor = Cursor(open_log(path).source.spans())
     place = 0
     for read, count in steps:
         if read:

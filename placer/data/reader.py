@@ -145,7 +145,7 @@ class EncodedLog:
         if samples < 1:
             raise DataError(f"a chunk holds at least 1 sample, not {samples}")
         check_unchanged(self.source.before)
-        with closing(self.source.open()) as cursor:
+        with closing(Cursor(self.source.spans())) as cursor:
             yield cursor
             check_unchanged(self.source.before)
 

@@ -123,10 +123,6 @@ class Source(ABC):
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log. A span is invalid once the next one is yielded."""
 
-    def open(self) -> Cursor:
-        """Return a cursor at the log's start."""
-        return Cursor(self.spans())
-
     def id_ranges(self) -> Mapping[str, tuple[int, int]] | None:
         """Return the smallest and largest id of each integer feature, 0 included.
 
@@ -136,7 +132,7 @@ class Source(ABC):
 
     def batches(self, samples: int) -> Iterator[Chunk]:
         """Yield all samples of the log, with keys as ids, at most `samples` at a time."""
-        with closing(self.open()) as cursor:
+        with closing(Cursor(self.spans())) as cursor:
             while (batch := cursor.read(samples)) is not None:
                 yield batch.chunk
 

@@ -220,13 +220,19 @@ def choose_mappings(
         notes.append(f"rows with {headroom:.0%} for later ids: {listed(sized, 5)}")
     keyed = {name: own for name, own in feature_tables.items() if chosen[own] == "vocabulary"}
     mappings = build_vocabularies(source, keyed, counts, row_counts, progress) if keyed else {}
-    for name in names:
-        if chosen[name] == "hash":
-            mappings[name] = Hash(row_counts[name])
-        elif chosen[name] == "identity":
-            # `EncodedLog` refuses texts, whatever the number of rows.
-            mappings[name] = Identity(row_counts.get(name, 1))
+    # `EncodedLog` refuses texts as rows, whatever their number.
+    mappings |= sized_mappings(chosen, row_counts, 1)
     return {name: mappings[name] for name in names}, notes
+
+
+def sized_mappings(
+    kinds: Mapping[str, MappingKind], row_counts: Mapping[str, int], rows: int
+) -> dict[str, IdMapping]:
+    """Return the mappings of tables that have no vocabulary, by default with `rows` rows."""
+    made: dict[str, type[Hash | Identity]] = {"hash": Hash, "identity": Identity}
+    return {
+        name: made[kind](row_counts.get(name, rows)) for name, kind in kinds.items() if kind in made
+    }
 
 
 def _texts_beside_integers(source: Source, feature_tables: Mapping[str, str]) -> list[str]:

@@ -114,8 +114,6 @@ def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
 
 
 class _Machine:
-    """The pickle's stack machine, with its stack and memo."""
-
     def __init__(self, admits: Callable[[Global], bool]) -> None:
         self._admits = admits
         self._values = 0

@@ -174,8 +174,6 @@ def write_synthetic_log(
 
 
 class _Generator:
-    """Draws samples one column at a time."""
-
     def __init__(self, rows: Mapping[str, int], seed: int) -> None:
         self._laws = {
             name: ZipfMandelbrot(rows[name], column.exponent, column.shift)

@@ -77,7 +77,6 @@ class DelimitedSource(ColumnSource):
         self._as_texts = False  # Whether all values are read as texts, and then converted.
 
     def spans(self) -> Generator[Span]:
-        """Yield all samples of the log."""
         layout = self.columns.layout
         check = self._check_header if layout.header else None
         return text_spans(self.files, self._parse, check, bool(layout.quotes))
@@ -127,7 +126,6 @@ class DelimitedSource(ColumnSource):
         return self._partitions.of_file(self.columns.names, names)
 
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """Return the Arrow type to read each column as."""
         types: dict[str, pa.DataType] = {}
         layout = self.columns.layout
         for name in self._own(names):
@@ -294,7 +292,6 @@ class InteractionsSource(ColumnSource):
         check_columns(file, table.schema, self.columns, ignore)
 
     def spans(self) -> Generator[Span]:
-        """Yield all samples of the log."""
         return text_spans(self.files, self._parse)
 
     def _types(self, table: pa.Table) -> dict[str, IdType]:

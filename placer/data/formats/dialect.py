@@ -210,7 +210,6 @@ def _quotes(lines: list[str], separator: str) -> bool:
 
 
 def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
-    """Return whether the first row has names of columns, instead of a sample."""
     # Leave out repetitions of the first row: files may have been joined with their headers.
     first, others = rows[0], [row for row in rows if row != rows[0]]
     if len(rows) > 1 and not others:

@@ -37,7 +37,6 @@ class JsonLinesSource(ColumnSource):
         self._first_schema = table.schema
 
     def spans(self) -> Generator[Span]:
-        """Yield all samples of the log."""
         whole = self._first_schema
         names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
         types = {name: self._type(name, schema.field(name).type) for name in names}
@@ -68,7 +67,6 @@ class JsonLinesSource(ColumnSource):
         return table
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
-        """Return the Arrow type to read a field as."""
         layout = self.columns.layout
         id_type = layout.types.get(name)
         if name not in self.columns.sparse:

@@ -72,7 +72,6 @@ def _ids(batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: P
 
 
 def _split(column: pa.Array, name: str, separator: str, place: Place) -> pa.Array:
-    """Return a column of texts as lists of texts."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:

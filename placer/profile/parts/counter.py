@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from placer.data.encoding import Encoding, Hash, Identity, IdMapping, Vocabulary
+from placer.data.encoding import Encoding, Identity, IdMapping, Vocabulary
 from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
 from placer.data.layout import NULLS, Columns, Layout, MappingKind, Missing, NamedColumns
 from placer.data.log import Bags
@@ -23,6 +23,7 @@ from placer.data.vocabulary import (
     MAX_INFERRED_ROWS,
     feature_tables_of,
     mapping_kinds,
+    sized_mappings,
     vocabulary_of,
 )
 from placer.errors import DataError
@@ -98,13 +99,7 @@ class PartitionCounter:
         else:
             tables = feature_tables_of(log, None, feature_tables)
             kinds, row_counts = mapping_kinds(log, tables, id_mapping, rows)
-            mappings = {
-                name: Hash(row_counts[name])
-                if kind == "hash"
-                else Identity(row_counts.get(name, MAX_INFERRED_ROWS))
-                for name, kind in kinds.items()
-                if kind != "vocabulary"
-            }
+            mappings = sized_mappings(kinds, row_counts, MAX_INFERRED_ROWS)
         how: Any = named.missing, row_counts, min_count, position, memory_bytes
         return cls(log.columns, tables, kinds, mappings, *how)
 
@@ -239,7 +234,6 @@ class PartitionCounter:
         )
 
     def _table(self, name: str, sums: CountSums) -> tuple[IdMapping, RowCounts]:
-        """Return a table's id mapping and its row counts."""
         if name in self.mappings:
             run, mapping = sums.run("row", name), self.mappings[name]
             ids = run.keys.view(np.int64)

@@ -139,8 +139,6 @@ def _check_places(
 
 
 class _Rows:
-    """Reads rows of one tensor."""
-
     def __init__(self, files: "_Files", tensor: StoredTensor, dtype: torch.dtype) -> None:
         self._files, self._name, self._shape = files, tensor.name, tensor.shape
         self._dtype, self._blocks = dtype, tensor.blocks
