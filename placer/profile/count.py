@@ -3,7 +3,6 @@
 A later log may be profiled with the columns, tables and id mappings of an earlier profile.
 """
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from placer.data.log import Bags, Chunk, Log
 from placer.data.reader import EncodedLog, open_log
 from placer.data.source import Progress
 from placer.errors import DataError, ProfileError
+from placer.files.atomic import StrPath
 from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
@@ -269,12 +269,9 @@ def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:
             yield chunk if keep(block) else chunk.samples
 
 
-_Path = str | os.PathLike[str]
-
-
 def profile_like(
     earlier: Profile,
-    paths: _Path | Sequence[_Path],
+    paths: StrPath | Sequence[StrPath],
     format: Format | None = None,
     *,
     sample: float | None = None,
