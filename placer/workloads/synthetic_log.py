@@ -179,9 +179,16 @@ class _Generator:
             name: ZipfMandelbrot(rows[name], column.exponent, column.shift)
             for name, column in CATEGORICAL.items()
         }
-        self._seed = seed
-        self._bias = 0.0
-        self._bias = self._calibrated_bias()
+        self._seed, self._bias = seed, 0.0
+        _, logits = self._draw(np.random.default_rng([seed, 0]), _CHUNK_SAMPLES // 4)
+        low, high = -20.0, 20.0
+        for _ in range(50):  # Find the bias that gives the share of clicks of the real log.
+            self._bias = (low + high) / 2
+            if np.mean(1 / (1 + np.exp(-(logits + self._bias)))) > _CLICK_SHARE:
+                high = self._bias
+            else:
+                low = self._bias
+        self._bias = (low + high) / 2
 
     @property
     def schema(self) -> pa.Schema:
@@ -225,18 +232,6 @@ class _Generator:
             effects = _ROW_EFFECT * _row_effects(ranks, position, self._seed)
             logits += np.where(missing, 0.0, effects)
         return columns, logits
-
-    def _calibrated_bias(self) -> float:
-        """Return the bias that gives the share of clicks of the real log."""
-        _, logits = self._draw(np.random.default_rng([self._seed, 0]), _CHUNK_SAMPLES // 4)
-        low, high = -20.0, 20.0
-        for _ in range(50):
-            middle = (low + high) / 2
-            if np.mean(1 / (1 + np.exp(-(logits + middle)))) > _CLICK_SHARE:
-                high = middle
-            else:
-                low = middle
-        return (low + high) / 2
 
 
 def _hashed_ids(

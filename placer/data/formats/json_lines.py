@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,21 +30,6 @@ class JsonLinesSource(ColumnSource):
     """Files of JSON lines, in order; see `ColumnSource`."""
 
     def _prepare(self) -> None:
-        numbers, label = self._named.dense or (), self._named.label
-        table = self._first([*numbers, *([label] if label else [])])
-        schema = flat(self._partitions.added_to(table.schema))
-        self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
-        self._first_schema = table.schema
-
-    def spans(self) -> Generator[Span]:
-        whole = self._first_schema
-        names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
-        types = {name: self._type(name, schema.field(name).type) for name in names}
-        self._schema = pruned(whole, types)
-        return text_spans(self.files, self._parse)
-
-    def _first(self, numbers: Sequence[str]) -> pa.Table:
-        """Return the first samples of the log, with types that Arrow infers."""
         file, start = self.files[0], head_lines(self.files[0])
         if re.match(rb"\s*(?:\[|\{\s*\n)", start):
             raise DataError(
@@ -58,13 +43,23 @@ class JsonLinesSource(ColumnSource):
             # Reading the names raises an error if one is not UTF-8.
             names = flat(table.schema).names if table.num_columns else []
         except pa.ArrowInvalid as error:
+            numbers = [*(self._named.dense or ()), *filter(None, [self._named.label])]
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
             raise _wrong_line(first, types) or _unreadable(first, error) from error
         except UnicodeDecodeError as error:
             raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
         if not names:
             raise DataError(f"{shown(file)}: its objects have no fields")
-        return table
+        schema = flat(self._partitions.added_to(table.schema))
+        self._infer(schema, self._sampled(table, file, schema), as_text=True)
+        self._first_schema = table.schema
+
+    def spans(self) -> Generator[Span]:
+        whole = self._first_schema
+        names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
+        types = {name: self._type(name, schema.field(name).type) for name in names}
+        self._schema = pruned(whole, types)
+        return text_spans(self.files, self._parse)
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
         layout = self.columns.layout
