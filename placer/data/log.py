@@ -113,7 +113,7 @@ def joined(chunks: Sequence[Chunk]) -> Chunk:
     labels = [chunk.labels for chunk in chunks if chunk.labels is not None]
     return Chunk(
         sum(chunk.samples for chunk in chunks),
-        {name: joined_bags([chunk.features[name] for chunk in chunks]) for name in first.features},
+        {name: _joined_bags([chunk.features[name] for chunk in chunks]) for name in first.features},
         np.concatenate([chunk.dense for chunk in chunks]),
         np.concatenate(labels) if labels else None,
     )
@@ -131,8 +131,7 @@ def weights_of(parts: Sequence[Bags]) -> npt.NDArray[np.float32] | None:
     )
 
 
-def joined_bags(parts: Sequence[Bags]) -> Bags:
-    """Concatenate the bags of one feature."""
+def _joined_bags(parts: Sequence[Bags]) -> Bags:
     ids, weights = np.concatenate([bags.ids for bags in parts]), weights_of(parts)
     if all(bags.offsets is None for bags in parts):
         return Bags(ids, None, weights)

@@ -5,13 +5,13 @@ rows than random samples. A step of n samples reads a window of n consecutive sa
 rows are counted in windows of a few sizes, at a few places of the log.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from placer.data.log import Bags, joined_bags
+from placer.data.log import Bags
 from placer.profile.cdf import AccessCdf, Float
 
 STRETCH_SAMPLES = 65536
@@ -127,12 +127,24 @@ def _draws_for(distinct: float, lookups: float, cdf: AccessCdf) -> float:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Consecutive samples: the bags of each feature, chunk by chunk."""
+    """Consecutive samples: chunks with the bags of each feature."""
 
     number: int
-    chunks: list[Mapping[str, Bags]] = field(default_factory=list)
+    chunks: list[tuple[int, Mapping[str, Bags]]] = field(default_factory=list)
     samples: int = 0
     lookups: int = 0
+
+    def ids(self, feature: str, start: int, stop: int) -> Iterator[npt.NDArray[np.int64]]:
+        """Yield ids of samples ``start..stop``, one array per chunk."""
+        first = 0
+        for samples, features in self.chunks:
+            low, high = max(start - first, 0), min(stop - first, samples)
+            if low < high:
+                bags = features[feature]
+                if bags.offsets is not None:
+                    low, high = int(bags.offsets[low]), int(bags.offsets[high])
+                yield bags.ids[low:high]
+            first += samples
 
 
 class LocalityCounter:
@@ -155,7 +167,7 @@ class LocalityCounter:
         """Add the next samples. Do not change their arrays afterwards."""
         stretch = self._stretch
         if stretch.number % self._spacing == 0:
-            stretch.chunks.append(features)
+            stretch.chunks.append((samples, features))
             stretch.lookups += sum(bags.ids.size for bags in features.values())
         stretch.samples += samples
         if stretch.samples >= STRETCH_SAMPLES or stretch.lookups >= _STRETCH_LOOKUPS:
@@ -183,23 +195,19 @@ class LocalityCounter:
 
     def _count(self, stretch: _Stretch, table: str) -> Locality:
         counts = []
-        read = [
-            joined_bags([features[name] for features in stretch.chunks])
-            for name in self._features[table]
-        ]
         for samples, most in WINDOWS.items():
             number = min(most, stretch.samples // samples)
             starts = np.linspace(0, max(stretch.samples - samples, 0), number).astype(int)
             lookups = distinct = 0
             for start in starts.tolist():
-                window = slice(start, start + samples)
-                parts = [
-                    np.zeros(0, dtype=np.int64),
-                    *(bags.of_samples(window).ids for bags in read),
+                ids = [
+                    part
+                    for feature in self._features[table]
+                    for part in stretch.ids(feature, start, start + samples)
                 ]
-                ids = np.concatenate(parts)
-                lookups += ids.size
-                distinct += _distinct(ids, self._rows[table])
+                read = np.concatenate([np.zeros(0, dtype=np.int64), *ids])
+                lookups += read.size
+                distinct += _distinct(read, self._rows[table])
             if number:
                 counts.append(WindowCounts(samples, number, lookups, distinct))
         return tuple(counts)
