@@ -280,9 +280,8 @@ def mapping_kinds(
         if count < 1:
             raise DataError(f"table {name!r} needs at least 1 row, not {count}")
     texts = {table for name, table in feature_tables.items() if source.columns.is_text(name)}
-    kinds: dict[str, Any] = {name: asked.get(name, "auto") for name in names}
-    for name in [name for name in names if kinds[name] == "auto"]:
-        kinds[name] = "vocabulary" if name in texts else "identity"
+    kinds: dict[str, Any] = {n: "vocabulary" if n in texts else "identity" for n in names}
+    kinds |= {name: kind for name, kind in asked.items() if kind != "auto"}
     unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
     if unsized:
         raise DataError(

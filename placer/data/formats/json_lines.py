@@ -45,7 +45,7 @@ class JsonLinesSource(ColumnSource):
         except pa.ArrowInvalid as error:
             numbers = [*(self._named.dense or ()), *filter(None, [self._named.label])]
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
-            raise _wrong_line(first, types) or _unreadable(first, error) from error
+            raise _unreadable(first, types, error) from error
         except UnicodeDecodeError as error:
             raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
         if not names:
@@ -87,11 +87,10 @@ class JsonLinesSource(ColumnSource):
             )
         except pa.ArrowInvalid as error:
             types = {name: self.columns.layout.types.get(name) for name in self.columns.names}
-            raise _wrong_line(block, types) or _unreadable(block, error) from error
+            raise _unreadable(block, types, error) from error
         if table.num_rows != block.samples:
-            raise _wrong_line(block, {}) or _unreadable(
-                block, ValueError(f"{table.num_rows} objects in {block.samples} lines")
-            )
+            count = f"{table.num_rows} objects in {block.samples} lines"
+            raise _unreadable(block, {}, ValueError(count))
         return self.raw(table, block.place)
 
 
@@ -153,7 +152,24 @@ def _options(size: int) -> arrow_json.ReadOptions:
 _CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+) in row (\d+)")
 
 
-def _unreadable(block: Block, error: Exception) -> DataError:
+def _unreadable(block: Block, types: Mapping[str, IdType | None], error: Exception) -> DataError:
+    """Return an error for the first line that is no object or has a value of a wrong type.
+
+    If there is none, return what Arrow says.
+    """
+    for number, line in enumerate(bytes(block.data).splitlines()):
+        place = block.place.of(number)
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as wrong:
+            return DataError(f"{place} is no JSON: {first_line(wrong)}; repair or remove it")
+        if not isinstance(values, dict):
+            return DataError(f"{place} holds {type(values).__name__} and no object of JSON")
+        for name, kind in types.items():
+            value = values.get(name)
+            for one in value if isinstance(value, list) and kind is not None else [value]:
+                if one is not None and not _fits(one, kind):
+                    return wrong_value(place, name, one, kind)
     changed = _CHANGED.search(str(error))
     if changed is not None:
         name, before, now, row = changed.groups()
@@ -162,24 +178,6 @@ def _unreadable(block: Block, error: Exception) -> DataError:
             f"{before} before; write its values alike"
         )
     return DataError(f"{block.place.of_all}: no JSON lines: {first_line(error)}")
-
-
-def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError | None:
-    """Return an error for the first line that is no object or has a value of a wrong type."""
-    for number, line in enumerate(bytes(block.data).splitlines()):
-        place = block.place.of(number)
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return DataError(f"{place} is no JSON: {first_line(error)}; repair or remove it")
-        if not isinstance(values, dict):
-            return DataError(f"{place} holds {type(values).__name__} and no object of JSON")
-        for name, kind in types.items():
-            value = values.get(name)
-            for one in value if isinstance(value, list) and kind is not None else [value]:
-                if one is not None and not _fits(one, kind):
-                    return wrong_value(place, name, one, kind)
-    return None
 
 
 def _fits(value: Any, kind: IdType | None) -> bool:
