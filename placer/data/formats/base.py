@@ -67,21 +67,21 @@ class _Partitions:
         own = set(batch.schema.names) if self._types else set()
         for name in names:
             if name in self._types and name not in own:
-                said, kind = self._values[file].get(name), self._types[name]
-                value: str | int | None = said
-                if said is not None and kind == pa.int64():
-                    if not _WHOLE.fullmatch(said):
-                        raise DataError(
-                            f"{shown(file)}: its folder says {name}={said}, which is no integer"
-                        )
-                    value = int(said)
-                batch = batch.append_column(name, pa.repeat(pa.scalar(value, kind), batch.num_rows))
+                batch = batch.append_column(name, self._column(file, name, batch.num_rows))
         return batch
 
     def of_file(self, names: Sequence[str], columns: Sequence[str]) -> list[str]:
         """Return the names to read from a file that has `columns`: without partition columns."""
         held = set(self._types).difference(columns)
         return [name for name in names if name not in held]
+
+    def _column(self, file: str, name: str, samples: int) -> pa.Array:
+        value, kind = self._values[file].get(name), self._types[name]
+        if value is None or kind == pa.string():
+            return pa.repeat(pa.scalar(value, kind), samples)
+        if not _WHOLE.fullmatch(value):
+            raise DataError(f"{shown(file)}: its folder says {name}={value}, which is no integer")
+        return pa.repeat(pa.scalar(int(value), kind), samples)
 
 
 class ColumnSource(Source):
