@@ -272,8 +272,6 @@ def read_tensors(file: BinaryIO) -> Any:
 
 
 class _Archive:
-    """A zip file, and the storages that were read from it."""
-
     def __init__(self, archive: zipfile.ZipFile, size_bytes: int, ends: bool) -> None:
         self._archive = archive
         self._storages: dict[tuple[str, str], Tensor] = {}

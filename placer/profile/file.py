@@ -95,8 +95,6 @@ class _File(_Strict):
 
 
 class _Document(_Strict):
-    """Keys and types of a profile's JSON."""
-
     source: str
     samples: int = Field(ge=0)
     sampling: float

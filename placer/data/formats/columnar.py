@@ -59,7 +59,6 @@ class ParquetSource(ColumnSource):
         self.samples = sum(footer.num_rows for footer in self.footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
-        """Return the first samples of the log."""
         file = self.files[0]
         with reading(file, "Parquet"), ExitStack() as stack:
             opened = _parquet_file(file, self.footers[0], stack)
@@ -258,7 +257,6 @@ class IpcSource(ColumnSource):
                 row += batch.num_rows
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
-        """Return the first samples of the log."""
         for file in self.files:
             with closing(merged(_batches(file, None))) as batches:
                 for batch in batches:

@@ -99,7 +99,6 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
 
 
 def _records(start: bytes, layout: Layout) -> list[str]:
-    """Return the first records of a file, as text."""
     plain = record_ends(start, quotes=False)[0]
     ends = record_ends(start, layout.quotes is not False)[0]
     texts = _texts(start, ends)
