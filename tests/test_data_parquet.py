@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from placer.data import open_log
 from placer.data.inference import infer_columns
 from placer.data.layout import NamedColumns
+from placer.data.source import Cursor
 from placer.errors import DataError
 
 SAMPLES = 100
@@ -77,12 +78,12 @@ def test_a_cursor_reads_what_it_did_not_skip(
     samples = 3000
     path = tmp_path_factory.mktemp("log") / "log.parquet"
     pq.write_table(pa.table({"item": np.arange(samples)}), path, row_group_size=group)
-    cursor = open_log(path).source.open()
+    cursor = Cursor(open_log(path).source.spans())
     place = 0
     for read, count in steps:
         if read:
             batch = cursor.read(count)
-            ids = [] if batch is None else batch.features["item"].keys.tolist()
+            ids = [] if batch is None else batch.chunk.features["item"].keys.tolist()
             assert ids == list(range(place, place + len(ids)))
             assert bool(ids) == (place < samples)
             assert batch is None or batch.place.of(0) == f"{path}, row {place}"

@@ -102,7 +102,7 @@ def test_a_vocabulary_does_not_depend_on_how_the_log_is_cut(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(vocabulary, "_CHUNK_SAMPLES", samples)
             patch.setattr(vocabulary, "_MIN_MERGE", merge_at)
-            found = build_vocabularies(source, {"a": "t", "b": "t"}, min_count=min_count)
+            found = build_vocabularies(source, {"a": "t", "b": "t"}, {"t": min_count}, {}, None)
         assert found["t"].keys.tolist() == kept
 
 

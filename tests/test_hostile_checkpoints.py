@@ -20,7 +20,6 @@ from placer.errors import CheckpointError
 from placer.executor import PlacedEmbeddings
 from placer.files.torch_files import (
     OtherContentError,
-    PickleError,
     TensorFileError,
     read_pickle,
     read_tensors,
@@ -198,7 +197,7 @@ def test_all_opcodes_that_python_writes_are_read() -> None:
         read = read_pickle(pickletools.optimize(content), admits=lambda name: False)
         assert read[:8] == value[:8]
         assert read[8].items == [("a", ())]
-    with pytest.raises(PickleError, match=r"opcode 0x69"):
+    with pytest.raises(TensorFileError, match=r"opcode 0x69"):
         read_pickle(b"\x80\x02(imodule\nname\n.", admits=lambda name: True)
 
 

@@ -24,6 +24,7 @@ from placer.data.files.opening import Unpacked
 from placer.data.formats.columnar import ParquetSource
 from placer.data.keys import MOST_TEXT_BYTES, bags_from_arrow
 from placer.data.layout import NamedColumns
+from placer.data.source import Cursor
 from placer.errors import (
     DataError,
     PlacerError,
@@ -327,10 +328,9 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     }
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
-    cursors = [open_log(log, ignore=["b"]).source.open()]
-    cursors += [open_log(tmp_path / name).source.open() for name in (*texts, "log.arrow")]
-    cursors.append(open_log(pa.table({"a": [1, 2]})).source.open())
-    for cursor in cursors:
+    logs = [open_log(log, ignore=["b"]), open_log(pa.table({"a": [1, 2]}))]
+    logs += [open_log(tmp_path / name) for name in (*texts, "log.arrow")]
+    for cursor in [Cursor(one.source.spans()) for one in logs]:
         cursor.read(1)
         cursor.close()
         cursor.close()

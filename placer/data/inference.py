@@ -123,7 +123,6 @@ def _unsplit(one: Decision) -> Decision:
 def _decide(
     schema: pa.Schema, said: NamedColumns, sample: pa.Table | None, nulls: Sequence[str]
 ) -> tuple[Decision, ...]:
-    """Return the decision on each column, in the schema's order."""
     times, ignored, sparse_names = Counter(schema.names), set(said.ignore), set(said.sparse or ())
     named: dict[str, Role] = dict.fromkeys(said.dense or (), "dense")
     named |= dict.fromkeys(sparse_names, "sparse")
@@ -178,11 +177,8 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(pa.large_binary())
     if not pa.types.is_dictionary(column.type):
         return column
-    texts = [
-        pa.DictionaryArray.from_arrays(one.indices, one.dictionary.cast(pa.large_binary()))
-        for one in column.chunks
-    ]
-    return pa.chunked_array([one.dictionary_decode() for one in texts], pa.large_binary())
+    texts = [one.dictionary.cast(pa.large_binary()).take(one.indices) for one in column.chunks]
+    return pa.chunked_array(texts, pa.large_binary())
 
 
 def _present(column: pa.ChunkedArray, nulls: Sequence[str]) -> pa.ChunkedArray:

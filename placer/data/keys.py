@@ -77,16 +77,12 @@ def bags_from_arrow(
     always empty. Texts among `nulls` are missing, too. Offsets are None if every sample has one
     key.
     """
-    if is_list(array.type):
-        offsets = list_offsets(array)
-        keys, present = _keys(array.flatten(), nulls)
-        if missing == "zero" or present.all():
-            return keys, offsets
-        return keys[present], offsets_of(present)[offsets]
-    keys, present = _keys(array, nulls)
+    offsets = list_offsets(array) if is_list(array.type) else None
+    keys, present = _keys(array if offsets is None else array.flatten(), nulls)
     if missing == "zero" or present.all():
-        return keys, None
-    return keys[present], offsets_of(present)
+        return keys, offsets
+    kept = offsets_of(present)
+    return keys[present], kept if offsets is None else kept[offsets]
 
 
 def offsets_of(lengths: npt.NDArray[Any]) -> Offsets:

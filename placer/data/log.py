@@ -24,6 +24,11 @@ class Bags:
     weights: npt.NDArray[np.float32] | None = None  # Shape (lookups,): per-sample weights.
 
     @property
+    def keys(self) -> Keys:
+        """The ids as keys: before ids are mapped to rows, they are raw."""
+        return self.ids.view(np.uint64)
+
+    @property
     def samples(self) -> int:
         """Number of samples, including samples with an empty bag."""
         return self.ids.size if self.offsets is None else self.offsets.size - 1
@@ -34,9 +39,29 @@ class Bags:
         return np.ones(self.ids.size, np.int64) if self.offsets is None else np.diff(self.offsets)
 
     @property
+    def samples_of_lookups(self) -> npt.NDArray[np.int64]:
+        """The sample of each lookup, shape (lookups,)."""
+        every = np.arange(self.samples, dtype=np.int64)
+        return every if self.offsets is None else np.repeat(every, self.lengths)
+
+    @property
     def filled(self) -> int:
         """Number of samples whose bag is not empty."""
         return self.samples if self.offsets is None else int(np.count_nonzero(self.lengths))
+
+    def of_samples(self, kept: slice | npt.NDArray[np.bool_]) -> "Bags":
+        """Return the bags of the samples that a slice or a mask selects."""
+        lookups, offsets = kept, self.offsets
+        if offsets is None:
+            pass  # One lookup a sample.
+        elif isinstance(kept, slice):
+            offsets = offsets[kept.start : kept.stop + 1]
+            lookups, offsets = slice(int(offsets[0]), int(offsets[-1])), offsets - offsets[0]
+        else:
+            lookups = np.repeat(kept, self.lengths)
+            offsets = np.append(0, np.cumsum(self.lengths[kept]))
+        weights = None if self.weights is None else self.weights[lookups]
+        return Bags(self.ids[lookups], offsets, weights)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,20 +146,6 @@ def slice_chunk(chunk: Chunk, start: int, stop: int) -> Chunk:
 
 def samples_of(chunk: Chunk, samples: int, kept: slice | npt.NDArray[np.bool_]) -> Chunk:
     """Return the `samples` samples of a chunk that a slice or a mask selects."""
-    features = {name: _bags_of(bags, kept) for name, bags in chunk.features.items()}
+    features = {name: bags.of_samples(kept) for name, bags in chunk.features.items()}
     labels = None if chunk.labels is None else chunk.labels[kept]
     return Chunk(samples, features, chunk.dense[kept], labels)
-
-
-def _bags_of(bags: Bags, kept: slice | npt.NDArray[np.bool_]) -> Bags:
-    lookups, offsets = kept, bags.offsets
-    if offsets is None:
-        pass  # One lookup a sample.
-    elif isinstance(kept, slice):
-        offsets = offsets[kept.start : kept.stop + 1]
-        lookups, offsets = slice(int(offsets[0]), int(offsets[-1])), offsets - offsets[0]
-    else:
-        lookups = np.repeat(kept, bags.lengths)
-        offsets = np.append(0, np.cumsum(bags.lengths[kept]))
-    weights = None if bags.weights is None else bags.weights[lookups]
-    return Bags(bags.ids[lookups], offsets, weights)

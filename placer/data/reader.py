@@ -145,7 +145,7 @@ class EncodedLog:
         if samples < 1:
             raise DataError(f"a chunk holds at least 1 sample, not {samples}")
         check_unchanged(self.source.before)
-        with closing(self.source.open()) as cursor:
+        with closing(Cursor(self.source.spans())) as cursor:
             yield cursor
             check_unchanged(self.source.before)
 
@@ -155,19 +155,19 @@ class EncodedLog:
         while read < samples and (batch := cursor.read(samples - read)) is not None:
             features = {}
             for feature, table in self.encoding.feature_tables.items():
-                raw = batch.features[feature]
+                raw = batch.chunk.features[feature]
                 ids = rows_of(batch, feature, table, self.encoding.mappings[table])
                 if table in self.unknown:
                     self.unknown[table].add(raw.keys[ids == 0])
                 features[feature] = Bags(ids, raw.offsets)
-            parts.append(Chunk(batch.samples, features, batch.dense, batch.labels))
-            read += batch.samples
+            parts.append(replace(batch.chunk, features=features))
+            read += batch.chunk.samples
         return joined(parts) if parts else None
 
 
 def rows_of(batch: RawBatch, feature: str, table: str, mapping: IdMapping) -> Rows:
     """Return the rows that the ids of a feature read."""
-    raw = batch.features[feature]
+    raw = batch.chunk.features[feature]
     try:
         return mapping.map(raw.keys)
     except OutOfRange as error:
@@ -293,7 +293,12 @@ def open_source(
             f"{shown(full[0])} is read as {kind}, whose columns have no names to choose by; "
             "leave out label= and ignore="
         )
-    source = _source(full, kind, layout, named)
+    if kind not in FORMATS:
+        raise DataError(f"format {kind!r} is none of {', '.join(FORMATS)}")
+    module, name = SOURCES[kind].split(".")
+    opened = getattr(import_module(f"placer.data.formats.{module}"), name)
+    known = replace(layout, format=kind) if kind in _DELIMITED else _of_values(layout)
+    source = opened(full, known, named)
     _check_given(source, kind, layout, recorded or Layout())
     if kind == "parquet":
         from placer.data.formats.columnar import check_parts
@@ -338,16 +343,6 @@ def _format_of(files: Sequence[str], layout: Layout) -> Format:
     if known in _DELIMITED and layout.format in _DELIMITED:
         return layout.format
     return known
-
-
-def _source(files: Sequence[str], format: Format, layout: Layout, named: NamedColumns) -> Source:
-    if format not in FORMATS:
-        raise DataError(f"format {format!r} is none of {', '.join(FORMATS)}")
-    module, name = SOURCES[format].split(".")
-    kind = getattr(import_module(f"placer.data.formats.{module}"), name)
-    layout = replace(layout, format=format) if format in _DELIMITED else _of_values(layout)
-    source: Source = kind(files, layout, named)
-    return source
 
 
 def _of_values(layout: Layout) -> Layout:

@@ -13,31 +13,10 @@ import numpy.typing as npt
 from placer.data.files.opening import FileIdentity, FileState, identify
 from placer.data.files.stores import shown
 from placer.data.layout import Columns
-from placer.data.log import Keys, Offsets
+from placer.data.log import Chunk, slice_chunk
 
 # Called with the number of samples that are done and the total, None if unknown.
 Progress = Callable[[int, int | None], None]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RawBags:
-    """Keys of one feature; bag i is ``keys[offsets[i]:offsets[i + 1]]``, or key i alone."""
-
-    keys: Keys
-    offsets: Offsets | None = None
-
-    def slice(self, start: int, stop: int) -> "RawBags":
-        """Return the bags of samples start..stop."""
-        if self.offsets is None:
-            return RawBags(self.keys[start:stop])
-        offsets = self.offsets[start : stop + 1]
-        return RawBags(self.keys[offsets[0] : offsets[-1]], offsets - offsets[0])
-
-
-def samples_of(bags: RawBags, samples: int) -> Offsets:
-    """Return the sample of each lookup, shape (lookups,)."""
-    every = np.arange(samples, dtype=np.int64)
-    return every if bags.offsets is None else np.repeat(every, np.diff(bags.offsets))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,26 +39,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RawBatch:
-    """Consecutive samples of one file, with their place."""
+    """Consecutive samples of one file, with their place. Ids are keys (see `placer.data.keys`)."""
 
     place: Place
-    samples: int
-    features: Mapping[str, RawBags]
-    dense: npt.NDArray[np.float32]  # Shape (samples, columns)
-    labels: npt.NDArray[np.float32] | None  # Shape (samples,), or None
+    chunk: Chunk
 
     def slice(self, start: int, stop: int) -> "RawBatch":
         """Return samples start..stop of the batch."""
-        stop = min(stop, self.samples)
-        if start == 0 and stop == self.samples:
-            return self
-        return RawBatch(
-            replace(self.place, numbers=self.place.numbers[start:stop]),
-            samples=stop - start,
-            features={name: bags.slice(start, stop) for name, bags in self.features.items()},
-            dense=self.dense[start:stop],
-            labels=None if self.labels is None else self.labels[start:stop],
-        )
+        stop = min(stop, self.chunk.samples)
+        place = replace(self.place, numbers=self.place.numbers[start:stop])
+        return RawBatch(place, slice_chunk(self.chunk, start, stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +74,7 @@ class Cursor:
         if self._span is None:
             return None
         batch = self._span.read(self._used, self._used + min(samples, left))
-        self._used += batch.samples
+        self._used += batch.chunk.samples
         return batch
 
     def skip(self, samples: int) -> int:
@@ -154,10 +123,6 @@ class Source(ABC):
     def spans(self) -> Generator[Span]:
         """Yield all samples of the log. A span is invalid once the next one is yielded."""
 
-    def open(self) -> Cursor:
-        """Return a cursor at the log's start."""
-        return Cursor(self.spans())
-
     def id_ranges(self) -> Mapping[str, tuple[int, int]] | None:
         """Return the smallest and largest id of each integer feature, 0 included.
 
@@ -165,11 +130,11 @@ class Source(ABC):
         """
         return None
 
-    def batches(self, samples: int) -> Iterator[RawBatch]:
-        """Yield all samples of the log, at most `samples` at a time."""
-        with closing(self.open()) as cursor:
+    def batches(self, samples: int) -> Iterator[Chunk]:
+        """Yield all samples of the log, with keys as ids, at most `samples` at a time."""
+        with closing(Cursor(self.spans())) as cursor:
             while (batch := cursor.read(samples)) is not None:
-                yield batch
+                yield batch.chunk
 
     def identity(self) -> tuple[FileIdentity, ...]:
         """Return the identities of the log's files, in order."""

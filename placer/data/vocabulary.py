@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from placer.data.encoding import Hash, Identity, IdMapping, Vocabulary
 from placer.data.files.stores import shown
-from placer.data.layout import ID_MAPPINGS, MappingKind
+from placer.data.layout import ALL, ID_MAPPINGS, MappingKind
 from placer.data.log import Keys
-from placer.data.source import Progress, Source, samples_of
+from placer.data.source import Progress, Source
 from placer.errors import DataError
 from placer.units import listed
 
@@ -29,7 +29,6 @@ KEPT_HASHES = 16384
 """Number of hashes for an estimate. Its standard error is 1 / √16,384 = 0.8%."""
 # If the largest id needs more rows than this, ids are surely not rows.
 MAX_INFERRED_ROWS = 1 << 31
-_OTHERS = "*"
 _SURELY_FINE_ROWS = 1 << 20
 _ROWS_A_SAMPLE = 64
 """If ids reach both, most rows of an identity table would never be read; use a vocabulary."""
@@ -92,17 +91,16 @@ class DistinctKeys:
 def build_vocabularies(
     source: Source,
     feature_tables: Mapping[str, str],
-    *,
-    min_count: int | Mapping[str, int] = 1,
-    rows: Mapping[str, int] | None = None,
-    progress: Progress | None = None,
-) -> dict[str, Vocabulary]:
+    min_counts: Mapping[str, int],
+    rows: Mapping[str, int],
+    progress: Progress | None,
+) -> dict[str, IdMapping]:
     """Return vocabularies of the tables in `feature_tables`, from one pass over a log.
 
     Keys are in the order of their first appearance: by sample, then by feature, then by key. Keys
-    that are read less often than `min_count` share row 0. If `rows` limits a table, row 0 included,
-    keep its most read keys; of equal counts, those that appear first. Memory grows with the number
-    of distinct ids.
+    that are read less often than `min_counts` share row 0. If `rows` limits a table, row 0
+    included, keep its most read keys; of equal counts, those that appear first. Memory grows with
+    the number of distinct ids.
     """
     distinct = {table: DistinctKeys() for table in feature_tables.values()}
     feature_count = len(feature_tables)
@@ -110,15 +108,13 @@ def build_vocabularies(
     for batch in source.of_ids_alone.batches(_CHUNK_SAMPLES):
         for position, (feature, table) in enumerate(feature_tables.items()):
             bags = batch.features[feature]
-            places = (start + samples_of(bags, batch.samples)) * feature_count + position
+            places = (start + bags.samples_of_lookups) * feature_count + position
             distinct[table].add(bags.keys, places)
         start += batch.samples
         if progress is not None:
             progress(start, source.samples)
-    limits = rows or {}
-    least = min_count if isinstance(min_count, Mapping) else dict.fromkeys(distinct, min_count)
     return {
-        table: vocabulary_of(keys.merge(), least.get(table, 1), limits.get(table))
+        table: vocabulary_of(keys.merge(), min_counts.get(table, 1), rows.get(table))
         for table, keys in distinct.items()
     }
 
@@ -222,19 +218,21 @@ def choose_mappings(
             sized.append(f"{name} {row_counts[name]:,} (ids up to {most:,})")
     if headroom and sized:
         notes.append(f"rows with {headroom:.0%} for later ids: {listed(sized, 5)}")
-    mappings: dict[str, IdMapping] = {}
     keyed = {name: own for name, own in feature_tables.items() if chosen[own] == "vocabulary"}
-    if keyed:
-        mappings |= build_vocabularies(
-            source, keyed, min_count=counts, rows=row_counts, progress=progress
-        )
-    for name in names:
-        if chosen[name] == "hash":
-            mappings[name] = Hash(row_counts[name])
-        elif chosen[name] == "identity":
-            # `EncodedLog` refuses texts, whatever the number of rows.
-            mappings[name] = Identity(row_counts.get(name, 1))
+    mappings = build_vocabularies(source, keyed, counts, row_counts, progress) if keyed else {}
+    # `EncodedLog` refuses texts as rows, whatever their number.
+    mappings |= sized_mappings(chosen, row_counts, 1)
     return {name: mappings[name] for name in names}, notes
+
+
+def sized_mappings(
+    kinds: Mapping[str, MappingKind], row_counts: Mapping[str, int], rows: int
+) -> dict[str, IdMapping]:
+    """Return the mappings of tables that have no vocabulary, by default with `rows` rows."""
+    made: dict[str, type[Hash | Identity]] = {"hash": Hash, "identity": Identity}
+    return {
+        name: made[kind](row_counts.get(name, rows)) for name, kind in kinds.items() if kind in made
+    }
 
 
 def _texts_beside_integers(source: Source, feature_tables: Mapping[str, str]) -> list[str]:
@@ -282,9 +280,8 @@ def mapping_kinds(
         if count < 1:
             raise DataError(f"table {name!r} needs at least 1 row, not {count}")
     texts = {table for name, table in feature_tables.items() if source.columns.is_text(name)}
-    kinds: dict[str, Any] = {name: asked.get(name, "auto") for name in names}
-    for name in [name for name in names if kinds[name] == "auto"]:
-        kinds[name] = "vocabulary" if name in texts else "identity"
+    kinds: dict[str, Any] = {n: "vocabulary" if n in texts else "identity" for n in names}
+    kinds |= {name: kind for name, kind in asked.items() if kind != "auto"}
     unsized = [name for name in names if kinds[name] == "hash" and name not in row_counts]
     if unsized:
         raise DataError(
@@ -300,12 +297,12 @@ def _of_each(what: str, value: Any, names: list[str]) -> dict[str, Any]:
         return {}
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, value)
-    known = {*names, _OTHERS}
+    known = {*names, ALL}
     for name in value:
         if name not in known:
             are = "are" if what == "rows" else "is"
             raise DataError(f"{what} {are} given for table {name!r}; tables are {listed(names)}")
-    given = {name: value.get(name, value.get(_OTHERS)) for name in names}
+    given = {name: value.get(name, value.get(ALL)) for name in names}
     return {name: one for name, one in given.items() if one is not None}
 
 
@@ -339,6 +336,6 @@ def _id_ranges(
     for batch in source.batches(65536):
         samples += batch.samples
         for name, (least, most) in ranges.items():
-            keys = batch.features[name].keys.view("i8")
-            ranges[name] = int(keys.min(initial=least)), int(keys.max(initial=most))
+            ids = batch.features[name].ids
+            ranges[name] = int(ids.min(initial=least)), int(ids.max(initial=most))
     return ranges, samples

@@ -79,10 +79,7 @@ def make_folder(path: Path) -> None:
 
     Raises OSError if a folder cannot be made.
     """
-    missing = []
-    while not path.is_dir():
-        missing.append(path)
-        path = path.parent
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
         sync_folder(folder.parent)
@@ -312,10 +309,6 @@ class HashedFile(io.IOBase):
             yield
         except OSError as error:
             self._failure = self._failure or error
-
-    def writable(self) -> bool:
-        """Return true: the file is open for writing."""
-        return True
 
     def tell(self) -> int:
         """Return the number of bytes written so far."""

@@ -46,12 +46,12 @@ _STORAGES = {
 }  # fmt: skip
 
 
-class PickleError(ValueError):
-    """A pickle is damaged, too large, or has names that are not admitted."""
+class TensorFileError(ValueError):
+    """A file or pickle has no tensors, is damaged or is too large."""
 
 
-class NotAdmittedError(PickleError):
-    """A pickle names a class or function that is not admitted."""
+class OtherContentError(TensorFileError):
+    """A file has something else than tensors, or names a class or function to be refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +101,19 @@ def read_pickle(content: bytes, admits: Callable[[Global], bool]) -> Any:
     (1, ['a'])
     >>> read_pickle(pickle.dumps(print), admits=lambda name: False)
     Traceback (most recent call last):
-    placer.files.torch_files.NotAdmittedError: it wants builtins.print
+    placer.files.torch_files.OtherContentError: it wants builtins.print
     """
     if len(content) > MOST_BYTES:
-        raise PickleError(f"it has {len(content)} bytes, and at most {MOST_BYTES} are read")
+        raise TensorFileError(f"it has {len(content)} bytes, and at most {MOST_BYTES} are read")
     try:
         return _Machine(admits).run(content)
-    except PickleError:
+    except TensorFileError:
         raise
     except ValueError as error:  # `pickletools`, which decodes opcodes, raises it.
-        raise PickleError(f"it is cut short or damaged: {error}") from error
+        raise TensorFileError(f"it is cut short or damaged: {error}") from error
 
 
 class _Machine:
-    """The pickle's stack machine, with its stack and memo."""
-
     def __init__(self, admits: Callable[[Global], bool]) -> None:
         self._admits = admits
         self._values = 0
@@ -127,26 +125,26 @@ class _Machine:
         for opcode, argument, _ in pickletools.genops(content):
             operation = _OPERATIONS.get(opcode.name)
             if operation is None:
-                raise PickleError(
+                raise TensorFileError(
                     f"it has opcode {ord(opcode.code):#04x}, which does not belong there"
                 )
             operation(self, argument)
             if len(self._stack) > MOST_STACKED:
-                raise PickleError("it stacks more values than such a file does")
+                raise TensorFileError("it stacks more values than such a file does")
         result = self._pop()
         if self._stack:
-            raise PickleError("it ends with values that nothing takes")
+            raise TensorFileError("it ends with values that nothing takes")
         return result
 
     def _push(self, value: Any) -> None:
         self._values += 1
         if self._values > MOST_VALUES:
-            raise PickleError(f"it makes more than {MOST_VALUES} values")
+            raise TensorFileError(f"it makes more than {MOST_VALUES} values")
         self._stack.append(value)
 
     def _pop(self) -> Any:
         if not self._stack or self._stack[-1] is _MARK:
-            raise PickleError("it takes a value that is not there")
+            raise TensorFileError("it takes a value that is not there")
         return self._stack.pop()
 
     def _pop_to_mark(self) -> list[Any]:
@@ -155,12 +153,12 @@ class _Machine:
                 taken = self._stack[place + 1 :]
                 del self._stack[place:]
                 return taken
-        raise PickleError("it takes values up to a mark that is not there")
+        raise TensorFileError("it takes values up to a mark that is not there")
 
     def _top(self, kind: type[Any]) -> Any:
         top = self._stack[-1] if self._stack else None
         if not isinstance(top, kind):
-            raise PickleError(f"it adds to a {type(top).__name__}, not a {kind.__name__}")
+            raise TensorFileError(f"it adds to a {type(top).__name__}, not a {kind.__name__}")
         return top
 
     def _tuple_of(self, size: int) -> None:
@@ -172,7 +170,7 @@ class _Machine:
 
     def _update(self, values: list[Any]) -> None:
         if len(values) % 2:
-            raise PickleError("a key of it has no value")
+            raise TensorFileError("a key of it has no value")
         self._top(Pairs).items.extend(zip(values[::2], values[1::2], strict=True))
 
     def _put(self, number: int | None) -> None:
@@ -182,7 +180,7 @@ class _Machine:
 
     def _get(self, number: int) -> None:
         if number not in self._memo:
-            raise PickleError("it takes a value that is not there")
+            raise TensorFileError("it takes a value that is not there")
         self._stack.append(self._memo[number])
 
     def _name(self, words: str | None) -> None:
@@ -191,23 +189,23 @@ class _Machine:
         else:
             module, _, name = words.partition(" ")
         if not isinstance(module, str) or not isinstance(name, str):
-            raise PickleError("it names a class by what is no text")
+            raise TensorFileError("it names a class by what is no text")
         wanted = Global(module, name)
         if not self._admits(wanted):
-            raise NotAdmittedError(f"it wants {str(wanted)[:200]}")
+            raise OtherContentError(f"it wants {str(wanted)[:200]}")
         self._push(wanted)
 
     def _make(self, _: Any) -> None:
         arguments, of = self._pop(), self._pop()
         if not isinstance(of, Global) or not isinstance(arguments, tuple):
-            raise PickleError(f"it calls a {type(of).__name__}")
+            raise TensorFileError(f"it calls a {type(of).__name__}")
         self._push(Made(of, arguments))
 
     def _build(self, _: Any) -> None:
         state = self._pop()
         made = self._top(Made)
         if made.state is not None:
-            raise PickleError(f"it sets the attributes of a {made.of} twice")
+            raise TensorFileError(f"it sets the attributes of a {made.of} twice")
         made.state = state
 
 
@@ -248,14 +246,6 @@ _ADMITTED = {_REBUILD, _PARAMETER, _HOOKS, *(Global("torch", name) for name in _
 _DAMAGE = OSError, EOFError, zipfile.BadZipFile, ValueError, RuntimeError, KeyError, OverflowError
 
 
-class TensorFileError(ValueError):
-    """A file has no tensors, or is damaged."""
-
-
-class OtherContentError(TensorFileError):
-    """A file of `torch.save` has something else than tensors."""
-
-
 def read_tensors(file: BinaryIO) -> Any:
     """Return the content of a file of `torch.save`: a tensor, or tuples and lists of tensors.
 
@@ -277,15 +267,11 @@ def read_tensors(file: BinaryIO) -> Any:
             return _Archive(archive, end + _END_BYTES, ends).read()
     except TensorFileError:
         raise
-    except NotAdmittedError as error:
-        raise OtherContentError(str(error)) from error
     except _DAMAGE as error:
         raise TensorFileError(str(error).partition("\n")[0] or type(error).__name__) from error
 
 
 class _Archive:
-    """A zip file, and the storages that were read from it."""
-
     def __init__(self, archive: zipfile.ZipFile, size_bytes: int, ends: bool) -> None:
         self._archive = archive
         self._storages: dict[tuple[str, str], Tensor] = {}

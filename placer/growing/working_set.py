@@ -112,8 +112,6 @@ def _shares_of(rows: int, shares: Sequence[float]) -> list[int]:
 
 
 class _TableCounter:
-    """Counts the ids of one table, window by window."""
-
     def __init__(self, rows: int, maps: list[KeyMap]) -> None:
         # Number of the first and the last window that read each id, from 1 on; 0: none so far.
         self._first, self._last = np.zeros(rows, np.int32), np.zeros(rows, np.int32)

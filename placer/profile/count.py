@@ -3,7 +3,6 @@
 A later log may be profiled with the columns, tables and id mappings of an earlier profile.
 """
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,6 +15,7 @@ from placer.data.log import Bags, Chunk, Log
 from placer.data.reader import EncodedLog, open_log
 from placer.data.source import Progress
 from placer.errors import DataError, ProfileError
+from placer.files.atomic import StrPath
 from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, RowCounts, TableProfile, UnknownIds
@@ -168,18 +168,15 @@ class DenseCounts:
     def add(self, ids: npt.NDArray[np.int64]) -> None:
         """Count ids, which `check` has accepted."""
         if ids.size > self._headroom:
-            self._make_room(ids.size)
+            limit, most = np.iinfo(self.values.dtype).max, int(self.values.max(initial=0))
+            self._headroom = int(limit) - most
+            if ids.size > self._headroom:
+                self.values = self.values.astype(np.uint64)
+                self._headroom = int(np.iinfo(np.int64).max) - most
         self._headroom -= ids.size
         # Since NumPy 1.25, `add.at` is as fast as memory allows: bincount per block, sorting and a
         # compiled loop were not faster over 160 MB of counts.
         np.add.at(self.values, ids, self.values.dtype.type(1))
-
-    def _make_room(self, lookups: int) -> None:
-        limit = np.iinfo(self.values.dtype).max
-        self._headroom = int(limit) - int(self.values.max(initial=0))
-        if lookups > self._headroom:
-            self.values = self.values.astype(np.uint64)
-            self._headroom = int(np.iinfo(np.int64).max) - int(self.values.max())
 
 
 def profile_log(
@@ -272,12 +269,9 @@ def _parts(log: Log, sample: float | None, seed: int) -> Iterator[Chunk | int]:
             yield chunk if keep(block) else chunk.samples
 
 
-_Path = str | os.PathLike[str]
-
-
 def profile_like(
     earlier: Profile,
-    paths: _Path | Sequence[_Path],
+    paths: StrPath | Sequence[StrPath],
     format: Format | None = None,
     *,
     sample: float | None = None,

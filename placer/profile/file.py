@@ -95,8 +95,6 @@ class _File(_Strict):
 
 
 class _Document(_Strict):
-    """Keys and types of a profile's JSON."""
-
     source: str
     samples: int = Field(ge=0)
     sampling: float
@@ -173,19 +171,16 @@ def _read_all(file: Path) -> dict[str, Any]:
 
 
 def _table_to_json(profile: TableProfile, key: str, arrays: _Arrays) -> dict[str, Any]:
-    table = profile.table
+    table = asdict(profile.table)
+    features = table.pop("features")
     if profile.counts is None:
         arrays[f"{key}.ranks"], arrays[f"{key}.shares"] = profile.cdf.ranks, profile.cdf.shares
     else:
         arrays.update({f"{key}.{name}": array for name, array in _packed(profile.counts).items()})
     return {
-        "name": table.name,
-        "rows": table.rows,
-        "dim": table.dim,
-        "dtype": table.dtype,
-        "optimizer": table.optimizer,
+        **table,
         "zipf_exponent": profile.zipf_exponent,
-        "features": [asdict(feature) for feature in table.features],
+        "features": features,
         "counted": {name: asdict(counts) for name, counts in profile.features.items()},
         **({"locality": [astuple(one) for one in profile.locality]} if profile.locality else {}),
         **({} if profile.unknown is None else {"unknown": asdict(profile.unknown)}),

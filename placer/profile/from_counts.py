@@ -13,22 +13,22 @@ from placer.data.formats.base import reading
 from placer.data.formats.columns import check_column
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
+from placer.files.atomic import StrPath
 from placer.profile.count import TableOptions
 from placer.profile.profile import Profile
 from placer.profile.table_profile import FeatureCounts, RowCounts
 from placer.tables import DType, OptimizerName, Pooling
 
-_Path = str | os.PathLike[str]
 _COUNT_COLUMNS = ("table", "id", "count")
 _FEATURE_COLUMNS = ("feature", "table", "lookups", "bags")
 
 
 def profile_counts(
-    paths: _Path | Sequence[_Path],
+    paths: StrPath | Sequence[StrPath],
     *,
     samples: int,
     rows: Mapping[str, int] | None = None,
-    features: _Path | None = None,
+    features: StrPath | None = None,
     dim: int | Mapping[str, int] = 64,
     dtype: DType = "float32",
     optimizer: OptimizerName = "rowwise_adagrad",

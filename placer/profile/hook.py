@@ -1,6 +1,7 @@
 """Count the lookups of a training program's batches or DataLoader."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -63,7 +64,7 @@ class CountedLoader(Generic[Batch]):
             features = {name: as_bags(name, ids) for name, ids in self._extract(batch).items()}
             samples = next(iter(features.values())).samples if features else 0
             # Copy: the counter keeps arrays for a while, and the trainer may change its own.
-            self._counter.add(samples, {name: _copied(bags) for name, bags in features.items()})
+            self._counter.add(samples, deepcopy(features))
             yield batch
 
     def __len__(self) -> int:
@@ -182,10 +183,6 @@ def as_bags(feature: str, value: BagsLike) -> Bags:
         )
     samples, width = ids.shape
     return Bags(ids.reshape(-1), np.arange(samples + 1, dtype=np.int64) * width)
-
-
-def _copied(bags: Bags) -> Bags:
-    return Bags(bags.ids.copy(), None if bags.offsets is None else bags.offsets.copy())
 
 
 def _integers(feature: str, value: Any) -> npt.NDArray[np.int64]:

@@ -140,10 +140,7 @@ class _Stretch:
         for samples, features in self.chunks:
             low, high = max(start - first, 0), min(stop - first, samples)
             if low < high:
-                bags = features[feature]
-                if bags.offsets is not None:
-                    low, high = int(bags.offsets[low]), int(bags.offsets[high])
-                yield bags.ids[low:high]
+                yield features[feature].of_samples(slice(low, high)).ids
             first += samples
 
 

@@ -82,20 +82,6 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def check_size(path: Path, size_bytes: int) -> None:
-    """Raise CheckpointError unless a file exists and has this size."""
-    advice = "use another checkpoint"
-    try:
-        actual_bytes = path.stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"{path} is missing; {advice}") from error
-    if actual_bytes != size_bytes:
-        raise CheckpointError(
-            f"{path} is cut short or altered: it has {actual_bytes} bytes and should have "
-            f"{size_bytes}; {advice}"
-        )
-
-
 def check_sha256(path: Path, sha256: str) -> None:
     """Raise CheckpointError unless a file has this SHA-256."""
     advice = "use an earlier checkpoint"
@@ -151,7 +137,16 @@ def manifest_of(path: Path) -> Manifest:
             f"was renamed; name it step-{manifest.step:012d} again"
         )
     for name, entry in manifest.files.items():
-        check_size(path / name, entry.size_bytes)
+        advice = "use another checkpoint"
+        try:
+            size_bytes = (path / name).stat().st_size
+        except OSError as error:
+            raise CheckpointError(f"{path / name} is missing; {advice}") from error
+        if size_bytes != entry.size_bytes:
+            raise CheckpointError(
+                f"{path / name} is cut short or altered: it has {size_bytes} bytes and should "
+                f"have {entry.size_bytes}; {advice}"
+            )
     return manifest
 
 

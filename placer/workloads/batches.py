@@ -65,8 +65,6 @@ def drawn_batches(
 
 
 class _Rows:
-    """Draws rows of a table."""
-
     def __init__(self, profile: TableProfile, batch_size: int, order: Ranks | None) -> None:
         cdf = profile.cdf
         self._shares, self._ranks = cdf.shares, cdf.ranks

@@ -49,8 +49,6 @@ _DRAWN = (
 
 
 class _Draws:
-    """Reproducible draws of tables and their properties."""
-
     def __init__(self, seed: int) -> None:
         self._generator = np.random.Generator(np.random.PCG64(seed))
 

@@ -174,16 +174,21 @@ def write_synthetic_log(
 
 
 class _Generator:
-    """Draws samples one column at a time."""
-
     def __init__(self, rows: Mapping[str, int], seed: int) -> None:
         self._laws = {
             name: ZipfMandelbrot(rows[name], column.exponent, column.shift)
             for name, column in CATEGORICAL.items()
         }
-        self._seed = seed
-        self._bias = 0.0
-        self._bias = self._calibrated_bias()
+        self._seed, self._bias = seed, 0.0
+        _, logits = self._draw(np.random.default_rng([seed, 0]), _CHUNK_SAMPLES // 4)
+        low, high = -20.0, 20.0
+        for _ in range(50):  # Find the bias that gives the share of clicks of the real log.
+            self._bias = (low + high) / 2
+            if np.mean(1 / (1 + np.exp(-(logits + self._bias)))) > _CLICK_SHARE:
+                high = self._bias
+            else:
+                low = self._bias
+        self._bias = (low + high) / 2
 
     @property
     def schema(self) -> pa.Schema:
@@ -228,18 +233,6 @@ class _Generator:
             logits += np.where(missing, 0.0, effects)
         return columns, logits
 
-    def _calibrated_bias(self) -> float:
-        """Return the bias that gives the share of clicks of the real log."""
-        _, logits = self._draw(np.random.default_rng([self._seed, 0]), _CHUNK_SAMPLES // 4)
-        low, high = -20.0, 20.0
-        for _ in range(50):
-            middle = (low + high) / 2
-            if np.mean(1 / (1 + np.exp(-(logits + middle)))) > _CLICK_SHARE:
-                high = middle
-            else:
-                low = middle
-        return (low + high) / 2
-
 
 def _hashed_ids(
     ranks: npt.NDArray[np.int64], position: int, missing: npt.NDArray[np.bool_]
@@ -253,18 +246,12 @@ def _hashed_ids(
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         bits = (bits ^ (bits >> np.uint32(shift))) * np.uint32(factor)
     bits ^= bits >> np.uint32(16)
-    octets = bits.astype(">u4").view(np.uint8).reshape(-1, 4)
-    digits = np.empty((ranks.size, 8), dtype=np.uint8)
-    digits[:, 0::2] = _HEX_DIGITS[octets >> 4]
-    digits[:, 1::2] = _HEX_DIGITS[octets & 15]
+    digits = bits.astype(">u4").tobytes().hex().encode()
     offsets = np.arange(0, 8 * ranks.size + 1, 8, dtype=np.int32)
     validity = np.packbits(~missing, bitorder="little")
     return pa.StringArray.from_buffers(
         ranks.size, pa.py_buffer(offsets), pa.py_buffer(digits), pa.py_buffer(validity)
     )
-
-
-_HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
 
 
 def _row_effects(ranks: npt.NDArray[np.int64], position: int, seed: int) -> npt.NDArray[np.float64]:

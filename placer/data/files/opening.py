@@ -231,19 +231,12 @@ def states(files: Sequence[str]) -> dict[str, FileState]:
         if S_ISREG(status.st_mode):
             found[file] = (status.st_ino, status.st_size, status.st_mtime_ns)
     for system, held in remote.values():
-        found |= _remote_states(system, held)
+        with reported(f"cannot reach {shown(held[0][0])}", (OSError,)):
+            infos = system.get_file_info([path for _, path in held])
+        for (file, _), info in zip(held, infos, strict=True):
+            if info.is_file:  # A store may not know its size or its time of change.
+                found[file] = 0, info.size or 0, info.mtime_ns or 0
     return found
-
-
-def _remote_states(system: Any, held: Sequence[tuple[str, str]]) -> dict[str, FileState]:
-    """Return size and time of change of a store's files; 0 if the store does not know them."""
-    with reported(f"cannot reach {shown(held[0][0])}", (OSError,)):
-        infos = system.get_file_info([path for _, path in held])
-    return {
-        file: (0, info.size or 0, info.mtime_ns or 0)
-        for (file, _), info in zip(held, infos, strict=True)
-        if info.is_file
-    }
 
 
 def check_unchanged(before: Mapping[str, FileState]) -> None:

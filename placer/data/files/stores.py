@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from stat import S_ISCHR, S_ISDIR, S_ISFIFO
@@ -94,13 +94,20 @@ def scheme_of(file: str) -> str:
 
 def store_of(file: str) -> tuple[Any, str]:
     """Return the `pyarrow.fs.FileSystem` that holds a file, and the file's path there."""
+    from pyarrow import fs
+
     scheme = scheme_of(file)
     if scheme == "file":
-        from pyarrow import fs
-
         return fs.LocalFileSystem(), local_path(file)
     if scheme in _FSSPEC_SCHEMES:
-        return _fsspec_store(file)
+        with (
+            reported(f"reading {shown(file)} needs another library", (ImportError,)),
+            reported(f"cannot reach {shown(file)}", (OSError, ValueError)),
+        ):
+            import fsspec  # type: ignore[import-untyped]
+
+            system, path = fsspec.core.url_to_fs(file)
+        return fs.PyFileSystem(fs.FSSpecHandler(system)), path
     parts = urlsplit(file)
     query = f"?{parts.query}" if parts.query else ""
     system, root = _arrow_store(f"{parts.scheme}://{parts.netloc}", query)
@@ -141,36 +148,18 @@ def _arrow_store(root: str, query: str) -> tuple[Any, str]:
         return found
 
 
-def _fsspec_store(file: str) -> tuple[Any, str]:
-    from pyarrow import fs
-
-    with (
-        reported(f"reading {shown(file)} needs another library", (ImportError,)),
-        reported(f"cannot reach {shown(file)}", (OSError, ValueError)),
-    ):
-        import fsspec  # type: ignore[import-untyped]
-
-        system, path = fsspec.core.url_to_fs(file)
-    return fs.PyFileSystem(fs.FSSpecHandler(system)), path
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message."""
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @contextmanager
-def reported(
-    what: str,
-    errors: tuple[type[Exception], ...],
-    fix: str = "",
-    kind: type[PlacerError] = DataError,
-) -> Iterator[None]:
+def reported(what: str, errors: tuple[type[Exception], ...], fix: str = "") -> Iterator[None]:
     """Turn errors that libraries raise in the block into one that says in a line what failed."""
     try:
         yield
     except errors as error:
-        raise kind(f"{what}: {first_line(error)}{fix}") from error
+        raise DataError(f"{what}: {first_line(error)}{fix}") from error
 
 
 def find(paths: AnyPath | Sequence[AnyPath], metadata: list[str] | None = None) -> list[str]:
@@ -319,20 +308,15 @@ def _regex(pattern: str) -> str:
     )
 
 
-def _is_endless(stream: IO[bytes]) -> bool:
-    """Return whether a stream is a device other than a terminal or the null device."""
-    try:
-        device = os.fstat(stream.fileno())
-    except OSError:  # Not a file at all, but bytes in memory.
-        return False
-    is_empty = os.path.samestat(device, Path(os.devnull).stat())
-    return S_ISCHR(device.st_mode) and not (stream.isatty() or is_empty)
-
-
 def _copied(stream: IO[bytes], name: str) -> str:
     """Copy a pipe into a temporary file, which is deleted when the process ends."""
-    if _is_endless(stream):
-        raise DataError(f"{shown(name)} is a device, not a log; name a file, a folder or a pipe")
+    with suppress(OSError):  # Bytes in memory are no file at all.
+        device = os.fstat(stream.fileno())
+        ends = stream.isatty() or os.path.samestat(device, Path(os.devnull).stat())
+        if S_ISCHR(device.st_mode) and not ends:
+            raise DataError(
+                f"{shown(name)} is a device, not a log; name a file, a folder or a pipe"
+            )
     folder = tempfile.mkdtemp(prefix="placer-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     copy = Path(folder, name)

@@ -110,12 +110,9 @@ class ColumnSource(Source):
         raise NotImplementedError
 
     def spans(self) -> Generator[Span]:
-        """Yield all samples of the log."""
         return self._spans_of(self._batches())
 
     def _spans_of(self, batches: Batches) -> Generator[Span]:
-        """Yield record batches as spans of samples."""
-
         def read(file: str, row: int, batch: pa.RecordBatch, start: int, stop: int) -> RawBatch:
             part = batch.slice(start, min(stop - start, BATCH_ROWS))
             return self.raw(part, Place(file, range(row + start, row + stop)))
@@ -234,12 +231,10 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.large_string()
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return pa.large_list(_plain_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
-    if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and kind.value_type != _plain_type(
-        kind.value_type
-    ):
-        return pa.large_list(_plain_type(kind.value_type))
+    is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    if is_view or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        value = _plain_type(kind.value_type)
+        return pa.large_list(value) if is_view or value != kind.value_type else kind
     return kind

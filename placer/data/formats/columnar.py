@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import cache, partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, product
 from struct import unpack_from
 from typing import Any
 
@@ -59,7 +59,6 @@ class ParquetSource(ColumnSource):
         self.samples = sum(footer.num_rows for footer in self.footers)
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
-        """Return the first samples of the log."""
         file = self.files[0]
         with reading(file, "Parquet"), ExitStack() as stack:
             opened = _parquet_file(file, self.footers[0], stack)
@@ -88,16 +87,14 @@ class ParquetSource(ColumnSource):
             if sum(counts) != footer.num_columns:
                 return None
             first = dict(zip(schema.names, accumulate(counts, initial=0), strict=False))
-            if any(_holds_no_integers(schema.field(name).type) for name in integers):
-                return None
-            leaves = {name: first[name] for name in integers}
-            for group in range(footer.num_row_groups):
-                for name, leaf in leaves.items():
-                    statistics = footer.row_group(group).column(leaf).statistics
-                    if statistics is None or not statistics.has_min_max:
-                        return None
-                    least, most = ranges.get(name, (0, 0))
-                    ranges[name] = min(least, int(statistics.min)), max(most, int(statistics.max))
+            for group, name in product(range(footer.num_row_groups), integers):
+                statistics = footer.row_group(group).column(first[name]).statistics
+                if statistics is None or not statistics.has_min_max:
+                    return None
+                if not isinstance(statistics.min, int):
+                    return None  # The file has decimals, say.
+                least, most = ranges.get(name, (0, 0))
+                ranges[name] = min(least, int(statistics.min)), max(most, int(statistics.max))
         return ranges
 
     def spans(self) -> Generator[Span]:
@@ -155,7 +152,7 @@ class ParquetSource(ColumnSource):
             cursor.skip(start - behind)
             batch = cursor.read(stop - start)
             assert batch is not None, "a group with fewer rows is refused"
-            behind = start + batch.samples
+            behind = start + batch.chunk.samples
             if behind == rows:
                 cursor.skip(sys.maxsize)  # Refuses a group with more rows than it says.
             return batch
@@ -196,12 +193,6 @@ def _leaves(kind: pa.DataType) -> int:
     if isinstance(kind, pa.BaseExtensionType):
         return _leaves(kind.storage_type)
     return _leaves(kind.value_type) if is_list(kind) else 1
-
-
-def _holds_no_integers(kind: pa.DataType) -> bool:
-    """Return whether a column's values are not integers, so its statistics do not help."""
-    value = kind.value_type if is_list(kind) or pa.types.is_dictionary(kind) else kind
-    return not (pa.types.is_integer(value) or pa.types.is_boolean(value))
 
 
 def _parquet_file(file: str, footer: pq.FileMetaData, stack: ExitStack) -> pq.ParquetFile:
@@ -266,7 +257,6 @@ class IpcSource(ColumnSource):
                 row += batch.num_rows
 
     def _sample(self, schema: pa.Schema) -> pa.Table:
-        """Return the first samples of the log."""
         for file in self.files:
             with closing(merged(_batches(file, None))) as batches:
                 for batch in batches:

@@ -19,11 +19,11 @@ from placer.data.formats.columns import ARROW_TYPES, check_column, check_columns
 from placer.data.formats.dialect import header_names, infer_dialect
 from placer.data.formats.text import (
     Block,
-    TextReader,
     first_block,
     head_lines,
     lone_return,
     record_ends,
+    text_spans,
 )
 from placer.data.formats.texts import split_lists, whole_type
 from placer.data.formats.values import FALSE, TRUE
@@ -47,7 +47,10 @@ class DelimitedSource(ColumnSource):
     def _prepare(self) -> None:
         format = self._known.format or "csv"
         self.notes: list[str] = []
-        file, start = self._first_with_samples()
+        # The first file with more than one line, as that may be a header.
+        starts = ((file, head_lines(file)) for file in self.files)
+        several = next((one for one in starts if one[1].count(b"\n") > 1), None)
+        file, start = several or (self.files[0], head_lines(self.files[0]))
         # Ignore recorded names: these files may have or lack a label.
         known = replace(self._known, names=()) if format == "criteo" else self._known
         known = replace(infer_dialect(file, start, known, format), format=format)
@@ -74,12 +77,9 @@ class DelimitedSource(ColumnSource):
         self._as_texts = False  # Whether all values are read as texts, and then converted.
 
     def spans(self) -> Generator[Span]:
-        """Yield all samples of the log."""
         layout = self.columns.layout
         check = self._check_header if layout.header else None
-        return TextReader(
-            self.files, self._parse, check_header=check, quotes=bool(layout.quotes)
-        ).spans()
+        return text_spans(self.files, self._parse, check, bool(layout.quotes))
 
     def _check_header(self, file: str, header: bytes) -> None:
         """Raise DataError if a file lacks a column, also if it holds nothing but a first line."""
@@ -87,14 +87,6 @@ class DelimitedSource(ColumnSource):
         schema = pa.schema([(name, pa.null()) for name in names])
         for name in self._own(names):
             check_column(file, schema, name)
-
-    def _first_with_samples(self) -> tuple[str, bytes]:
-        """Return the first file with over one line (one may be a header), and its first lines."""
-        for file in self.files:
-            start = head_lines(file)
-            if start.count(b"\n") > 1:
-                return file, start
-        return self.files[0], head_lines(self.files[0])
 
     def _read_words(self, table: pa.Table) -> None:
         """Make the type of a label of words, such as t and f, Boolean."""
@@ -134,7 +126,6 @@ class DelimitedSource(ColumnSource):
         return self._partitions.of_file(self.columns.names, names)
 
     def _types(self, names: Sequence[str]) -> dict[str, pa.DataType]:
-        """Return the Arrow type to read each column as."""
         types: dict[str, pa.DataType] = {}
         layout = self.columns.layout
         for name in self._own(names):
@@ -301,8 +292,7 @@ class InteractionsSource(ColumnSource):
         check_columns(file, table.schema, self.columns, ignore)
 
     def spans(self) -> Generator[Span]:
-        """Yield all samples of the log."""
-        return TextReader(self.files, self._parse).spans()
+        return text_spans(self.files, self._parse)
 
     def _types(self, table: pa.Table) -> dict[str, IdType]:
         """Return the layout's types of columns; others are integer if all ids are, else text."""

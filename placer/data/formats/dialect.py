@@ -99,7 +99,6 @@ def infer_dialect(file: str, start: bytes, layout: Layout, format: str) -> Layou
 
 
 def _records(start: bytes, layout: Layout) -> list[str]:
-    """Return the first records of a file, as text."""
     plain = record_ends(start, quotes=False)[0]
     ends = record_ends(start, layout.quotes is not False)[0]
     texts = _texts(start, ends)
@@ -210,7 +209,6 @@ def _quotes(lines: list[str], separator: str) -> bool:
 
 
 def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
-    """Return whether the first row has names of columns, instead of a sample."""
     # Leave out repetitions of the first row: files may have been joined with their headers.
     first, others = rows[0], [row for row in rows if row != rows[0]]
     if len(rows) > 1 and not others:

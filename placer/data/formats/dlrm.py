@@ -8,35 +8,23 @@ plain or compressed. They hold pickles, from which only tensors are read
 
 import tempfile
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from placer.data.files.opening import open_unpacked, suffixes
 from placer.data.files.stores import first_line, local_path, scheme_of, shown
 from placer.data.keys import offsets_of
 from placer.data.layout import Columns
-from placer.data.source import Place, RawBags, RawBatch, Source, Span
+from placer.data.log import Bags, Chunk
+from placer.data.source import Place, RawBatch, Source, Span
 from placer.errors import DataError
 from placer.files.torch_files import OtherContentError, TensorFileError, read_tensors
 
 MOST_UNPACKED = 200
 """Unpack a compressed log to at most this multiple of its size, plus `_FREE_BYTES`."""
 _FREE_BYTES = 1 << 26
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tensors:
-    """A file's content; `offsets` has shape (tables · samples + 1,)."""
-
-    indices: npt.NDArray[Any]
-    offsets: npt.NDArray[np.int64]
-    tables: int
-    samples: int
 
 
 class DlrmSource(Source):
@@ -47,35 +35,23 @@ class DlrmSource(Source):
     def __init__(self, files: Sequence[str], *_: object) -> None:
         self.files = tuple(files)
         # Only the tensors show the number of tables.
-        first = _load(self.files[0])
-        self.columns = Columns(tuple(f"t{t}" for t in range(first.tables)))
+        first = _load(self.files[0]).chunk
+        self.columns = Columns(tuple(first.features))
         self.samples = first.samples if len(self.files) == 1 else None
 
     def spans(self) -> Generator[Span]:
         """Yield one file after another, each loaded into memory."""
         for file in self.files:
-            tensors, tables = _load(file), len(self.columns.sparse)
-            if tensors.tables != tables:
-                raise DataError(
-                    f"{file} has {tensors.tables} tables, but the log's first file has {tables}"
-                )
-            yield Span(tensors.samples, partial(_read, file, tensors))
-            del tensors  # Free a file before loading the next.
+            batch = _load(file)
+            tables, known = len(batch.chunk.features), len(self.columns.sparse)
+            if tables != known:
+                raise DataError(f"{file} has {tables} tables, but the log's first file has {known}")
+            yield Span(batch.chunk.samples, batch.slice)
+            del batch  # Free a file before loading the next.
 
 
-def _read(file: str, tensors: _Tensors, start: int, stop: int) -> RawBatch:
-    features = {}
-    for table in range(tensors.tables):
-        first = table * tensors.samples
-        offsets = tensors.offsets[first + start : first + stop + 1]
-        indices = tensors.indices[offsets[0] : offsets[-1]].astype(np.int64, copy=False)
-        features[f"t{table}"] = RawBags(indices.view(np.uint64), offsets - offsets[0])
-    dense = np.empty((stop - start, 0), dtype=np.float32)
-    place = Place(file, range(start, stop), "sample")
-    return RawBatch(place, stop - start, features, dense, None)
-
-
-def _load(file: str) -> _Tensors:
+def _load(file: str) -> RawBatch:
+    """Return all samples of a file."""
     content = _torch_load(file)
     try:
         indices, offsets, lengths = (tensor.detach().cpu().numpy() for tensor in content)
@@ -98,7 +74,13 @@ def _load(file: str) -> _Tensors:
         )
     if not tables or not samples:
         raise DataError(f"{file} is empty; a log needs at least one sample")
-    return _Tensors(indices, offsets, tables, samples)
+    every = Bags(indices.astype(np.int64, copy=False), offsets)  # One table after another.
+    features = {
+        f"t{table}": every.of_samples(slice(table * samples, (table + 1) * samples))
+        for table in range(tables)
+    }
+    dense = np.empty((samples, 0), dtype=np.float32)
+    return RawBatch(Place(file, range(samples), "sample"), Chunk(samples, features, dense))
 
 
 def _torch_load(file: str) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ import pyarrow.json as arrow_json
 from placer.data.files.stores import first_line, shown
 from placer.data.formats.base import ColumnSource
 from placer.data.formats.columns import ARROW_TYPES, flat, pruned, single
-from placer.data.formats.text import Block, TextReader, first_block, head_lines
+from placer.data.formats.text import Block, first_block, head_lines, text_spans
 from placer.data.formats.values import wrong_value
 from placer.data.keys import is_list, is_text
 from placer.data.layout import IdType
@@ -30,22 +30,6 @@ class JsonLinesSource(ColumnSource):
     """Files of JSON lines, in order; see `ColumnSource`."""
 
     def _prepare(self) -> None:
-        numbers, label = self._named.dense or (), self._named.label
-        table = self._first([*numbers, *([label] if label else [])])
-        schema = flat(self._partitions.added_to(table.schema))
-        self._infer(schema, self._sampled(table, self.files[0], schema), as_text=True)
-        self._first_schema = table.schema
-
-    def spans(self) -> Generator[Span]:
-        """Yield all samples of the log."""
-        whole = self._first_schema
-        names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
-        types = {name: self._type(name, schema.field(name).type) for name in names}
-        self._schema = pruned(whole, types)
-        return TextReader(self.files, self._parse).spans()
-
-    def _first(self, numbers: Sequence[str]) -> pa.Table:
-        """Return the first samples of the log, with types that Arrow infers."""
         file, start = self.files[0], head_lines(self.files[0])
         if re.match(rb"\s*(?:\[|\{\s*\n)", start):
             raise DataError(
@@ -59,16 +43,25 @@ class JsonLinesSource(ColumnSource):
             # Reading the names raises an error if one is not UTF-8.
             names = flat(table.schema).names if table.num_columns else []
         except pa.ArrowInvalid as error:
+            numbers = [*(self._named.dense or ()), *filter(None, [self._named.label])]
             types: dict[str, IdType | None] = {**dict.fromkeys(numbers), **self._known.types}
-            raise _wrong_line(first, types) or _unreadable(first, error) from error
+            raise _unreadable(first, types, error) from error
         except UnicodeDecodeError as error:
             raise DataError(f"{shown(file)}: the name of a field is not UTF-8") from error
         if not names:
             raise DataError(f"{shown(file)}: its objects have no fields")
-        return table
+        schema = flat(self._partitions.added_to(table.schema))
+        self._infer(schema, self._sampled(table, file, schema), as_text=True)
+        self._first_schema = table.schema
+
+    def spans(self) -> Generator[Span]:
+        whole = self._first_schema
+        names, schema = self._partitions.of_file(self.columns.names, whole.names), flat(whole)
+        types = {name: self._type(name, schema.field(name).type) for name in names}
+        self._schema = pruned(whole, types)
+        return text_spans(self.files, self._parse)
 
     def _type(self, name: str, kind: pa.DataType) -> pa.DataType:
-        """Return the Arrow type to read a field as."""
         layout = self.columns.layout
         id_type = layout.types.get(name)
         if name not in self.columns.sparse:
@@ -94,11 +87,10 @@ class JsonLinesSource(ColumnSource):
             )
         except pa.ArrowInvalid as error:
             types = {name: self.columns.layout.types.get(name) for name in self.columns.names}
-            raise _wrong_line(block, types) or _unreadable(block, error) from error
+            raise _unreadable(block, types, error) from error
         if table.num_rows != block.samples:
-            raise _wrong_line(block, {}) or _unreadable(
-                block, ValueError(f"{table.num_rows} objects in {block.samples} lines")
-            )
+            count = f"{table.num_rows} objects in {block.samples} lines"
+            raise _unreadable(block, {}, ValueError(count))
         return self.raw(table, block.place)
 
 
@@ -160,7 +152,24 @@ def _options(size: int) -> arrow_json.ReadOptions:
 _CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+) in row (\d+)")
 
 
-def _unreadable(block: Block, error: Exception) -> DataError:
+def _unreadable(block: Block, types: Mapping[str, IdType | None], error: Exception) -> DataError:
+    """Return an error for the first line that is no object or has a value of a wrong type.
+
+    If there is none, return what Arrow says.
+    """
+    for number, line in enumerate(bytes(block.data).splitlines()):
+        place = block.place.of(number)
+        try:
+            values = json.loads(line)
+        except (ValueError, RecursionError) as wrong:
+            return DataError(f"{place} is no JSON: {first_line(wrong)}; repair or remove it")
+        if not isinstance(values, dict):
+            return DataError(f"{place} holds {type(values).__name__} and no object of JSON")
+        for name, kind in types.items():
+            value = values.get(name)
+            for one in value if isinstance(value, list) and kind is not None else [value]:
+                if one is not None and not _fits(one, kind):
+                    return wrong_value(place, name, one, kind)
     changed = _CHANGED.search(str(error))
     if changed is not None:
         name, before, now, row = changed.groups()
@@ -169,24 +178,6 @@ def _unreadable(block: Block, error: Exception) -> DataError:
             f"{before} before; write its values alike"
         )
     return DataError(f"{block.place.of_all}: no JSON lines: {first_line(error)}")
-
-
-def _wrong_line(block: Block, types: Mapping[str, IdType | None]) -> DataError | None:
-    """Return an error for the first line that is no object or has a value of a wrong type."""
-    for number, line in enumerate(bytes(block.data).splitlines()):
-        place = block.place.of(number)
-        try:
-            values = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            return DataError(f"{place} is no JSON: {first_line(error)}; repair or remove it")
-        if not isinstance(values, dict):
-            return DataError(f"{place} holds {type(values).__name__} and no object of JSON")
-        for name, kind in types.items():
-            value = values.get(name)
-            for one in value if isinstance(value, list) and kind is not None else [value]:
-                if one is not None and not _fits(one, kind):
-                    return wrong_value(place, name, one, kind)
-    return None
 
 
 def _fits(value: Any, kind: IdType | None) -> bool:

@@ -71,74 +71,67 @@ def _block(
     return Block(Place(file, lines, "line"), header, part, ends - start, is_multiline)
 
 
-class TextReader:
-    """Reads text files in blocks of whole records.
+def text_spans(
+    files: Sequence[str],
+    parse: Callable[[Block], RawBatch],
+    check_header: Callable[[str, bytes], None] | None = None,
+    quotes: bool = False,
+) -> Generator[Span]:
+    """Yield the blocks of text files. A block that is skipped is never parsed.
 
     With `check_header`, the first record of each file is not a sample: it is called with the file
     and that record. If `quotes` is true, a newline between double quotes does not end a record.
     """
+    samples = 0
+    for file in files:
+        for span in _spans_of(file, parse, check_header, quotes):
+            samples += span.samples
+            yield span
+    if not samples and len(files) == 1:
+        raise DataError(f"{shown(files[0])} is empty; a log needs at least one sample")
 
-    def __init__(
-        self,
-        files: Sequence[str],
-        parse: Callable[[Block], RawBatch],
-        *,
-        check_header: Callable[[str, bytes], None] | None = None,
-        quotes: bool = False,
-    ) -> None:
-        self._files, self._parse = files, parse
-        self._check_header, self._quotes = check_header, quotes
 
-    def spans(self) -> Generator[Span]:
-        """Yield the blocks of all files. A block that is skipped is never parsed."""
-        samples = 0
-        for file in self._files:
-            for span in self._spans_of(file):
-                samples += span.samples
-                yield span
-        if not samples and len(self._files) == 1:
-            raise DataError(f"{shown(self._files[0])} is empty; a log needs at least one sample")
+def _spans_of(
+    file: str,
+    parse: Callable[[Block], RawBatch],
+    check_header: Callable[[str, bytes], None] | None,
+    quotes: bool,
+) -> Generator[Span]:
+    header, line, part = None, 1, b"."
+    with open_unpacked(file) as stream:
+        data = read_up_to(stream, len(codecs.BOM_UTF8), file).removeprefix(codecs.BOM_UTF8)
+        while part:
+            part = guarded(lambda: stream.read(BLOCK_BYTES), file)
+            # A last line may lack its newline. Blank lines behind it are no samples.
+            data = data + part if part else _without_blank_end(data)
+            ends, newlines = record_ends(data, quotes)
+            if ends.size and np.diff(ends[-2:], prepend=0)[-1] <= len(b"\r\n"):
+                # Blank lines at the end of a block may end the file, too.
+                kept = len(_without_blank_end(data[: int(ends[-1])]))
+                ends = ends[: np.searchsorted(ends, kept) + 1] if kept else ends[:0]
+            end = int(ends[-1]) if ends.size else 0
+            newlines = newlines[newlines < end]
+            start = 0
+            if ends.size and check_header and header is None:
+                start, ends = int(ends[0]), ends[1:]
+                header = data[:start]
+                check_header(file, header)
+            if ends.size:
+                block = partial(_block, file, line, header, data, start, ends, newlines)
+                yield _span(ends.size, parse, block)
+            data, line = data[end:], line + newlines.size
+            if len(data) > MOST_LINE_BYTES or (data and not part):
+                if quotes and _QUOTE in data:
+                    raise DataError(
+                        f"{shown(file)}, line {line} opens a quote that nothing closes; close it, "
+                        "or say that quotes are plain characters (--no-quotes)"
+                    )
+                raise _too_long(file, line)
 
-    def _spans_of(self, file: str) -> Generator[Span]:
-        header, line, part = None, 1, b"."
-        with open_unpacked(file) as stream:
-            data = read_up_to(stream, len(codecs.BOM_UTF8), file).removeprefix(codecs.BOM_UTF8)
-            while part:
-                part = guarded(lambda: stream.read(BLOCK_BYTES), file)
-                # A last line may lack its newline. Blank lines behind it are no samples.
-                data = data + part if part else _without_blank_end(data)
-                ends, newlines = record_ends(data, self._quotes)
-                if ends.size and np.diff(ends[-2:], prepend=0)[-1] <= len(b"\r\n"):
-                    # Blank lines at the end of a block may end the file, too.
-                    kept = len(_without_blank_end(data[: int(ends[-1])]))
-                    ends = ends[: np.searchsorted(ends, kept) + 1] if kept else ends[:0]
-                end = int(ends[-1]) if ends.size else 0
-                newlines = newlines[newlines < end]
-                start = 0
-                if ends.size and self._check_header and header is None:
-                    start, ends = int(ends[0]), ends[1:]
-                    header = data[:start]
-                    self._check_header(file, header)
-                if ends.size:
-                    block = partial(_block, file, line, header, data, start, ends, newlines)
-                    yield self._span(ends.size, block)
-                data, line = data[end:], line + newlines.size
-                if len(data) > MOST_LINE_BYTES or (data and not part):
-                    raise self._too_long(file, line, data)
 
-    def _span(self, samples: int, block: Callable[[], Block]) -> Span:
-        """Return a block as a span, which is parsed when it is first read."""
-        parsed = cache(lambda: self._parse(block()))
-        return Span(samples, lambda start, stop: parsed().slice(start, stop))
-
-    def _too_long(self, file: str, line: int, data: bytes) -> DataError:
-        """Return an error for a line without an end."""
-        if self._quotes and _QUOTE in data:
-            return DataError(
-                f"{shown(file)}, line {line} opens a quote that nothing closes; close it, "
-                "or say that quotes are plain characters (--no-quotes)"
-            )
-        return _too_long(file, line)
+def _span(samples: int, parse: Callable[[Block], RawBatch], block: Callable[[], Block]) -> Span:
+    parsed = cache(lambda: parse(block()))  # When it is first read.
+    return Span(samples, lambda start, stop: parsed().slice(start, stop))
 
 
 def _too_long(file: str, line: int) -> DataError:

@@ -267,7 +267,6 @@ def _are_amounts(texts: Sequence[str]) -> bool:
 
 
 def _is_object(text: str) -> bool:
-    """Return whether a text is a JSON object."""
     if not text.startswith("{"):
         return False
     try:

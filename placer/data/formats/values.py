@@ -13,7 +13,8 @@ from placer.data.formats.columns import ARROW_TYPES, single
 from placer.data.formats.texts import ELIDED, GROUPED, THOUSANDS, separator_in, split_lists
 from placer.data.keys import bags_from_arrow, is_list, is_text, list_offsets
 from placer.data.layout import Columns, Decimal, IdType, Missing
-from placer.data.source import Place, RawBags, RawBatch
+from placer.data.log import Bags, Chunk
+from placer.data.source import Place, RawBatch
 from placer.errors import DataError
 
 _MOST_NULL = 8
@@ -39,14 +40,14 @@ def raw_batch(
                 f"{_where(ids, place)}: {name}: {error}; if it is no id, leave it out "
                 f"(--ignore {name})"
             ) from error
-        features[name] = RawBags(keys, offsets)
+        features[name] = Bags(keys.view(np.int64), offsets)
     dense = np.empty((batch.num_rows, len(columns.dense)), dtype=np.float32)
     for position, name in enumerate(columns.dense):
         dense[:, position] = _numbers(batch, name, columns, place)
     labels = None
     if columns.label is not None:
         labels = _numbers(batch, columns.label, columns, place)
-    return RawBatch(place, batch.num_rows, features, dense, labels)
+    return RawBatch(place, Chunk(batch.num_rows, features, dense, labels))
 
 
 def _where(ids: pa.Array, place: Place) -> str:
@@ -71,7 +72,6 @@ def _ids(batch: pa.RecordBatch | pa.Table, name: str, columns: Columns, place: P
 
 
 def _split(column: pa.Array, name: str, separator: str, place: Place) -> pa.Array:
-    """Return a column of texts as lists of texts."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     try:

@@ -14,16 +14,16 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from placer.data.encoding import Encoding, Hash, Identity, IdMapping, Vocabulary
+from placer.data.encoding import Encoding, Identity, IdMapping, Vocabulary
 from placer.data.in_memory import ArrowSource, BatchSource, InMemory, batches_of
 from placer.data.layout import NULLS, Columns, Layout, MappingKind, Missing, NamedColumns
 from placer.data.log import Bags
 from placer.data.reader import rows_of
-from placer.data.source import samples_of
 from placer.data.vocabulary import (
     MAX_INFERRED_ROWS,
     feature_tables_of,
     mapping_kinds,
+    sized_mappings,
     vocabulary_of,
 )
 from placer.errors import DataError
@@ -99,13 +99,7 @@ class PartitionCounter:
         else:
             tables = feature_tables_of(log, None, feature_tables)
             kinds, row_counts = mapping_kinds(log, tables, id_mapping, rows)
-            mappings = {
-                name: Hash(row_counts[name])
-                if kind == "hash"
-                else Identity(row_counts.get(name, MAX_INFERRED_ROWS))
-                for name, kind in kinds.items()
-                if kind != "vocabulary"
-            }
+            mappings = sized_mappings(kinds, row_counts, MAX_INFERRED_ROWS)
         how: Any = named.missing, row_counts, min_count, position, memory_bytes
         return cls(log.columns, tables, kinds, mappings, *how)
 
@@ -159,20 +153,20 @@ class PartitionCounter:
         for batch, positions in reader.positioned(partition):
             read = {}
             for place, (feature, table) in enumerate(self.feature_tables.items()):
-                bags = batch.features[feature]
+                bags = batch.chunk.features[feature]
                 if table in self.mappings:
                     ids = rows_of(batch, feature, table, self.mappings[table])
                     sums.add("row", table, *np.unique(ids, return_counts=True))
                 else:
-                    of_sample = positions[samples_of(bags, batch.samples)]
+                    of_sample = positions[bags.samples_of_lookups]
                     places = of_sample * len(self.feature_tables) + place
                     sums.add_keys(table, bags.keys, places)
-                    ids = bags.keys.view(np.int64)
+                    ids = bags.ids
                 read[feature] = Bags(ids, bags.offsets)
                 features[feature] += FeatureCounts(ids.size, read[feature].filled)
             if samples < STRETCH_SAMPLES:  # One stretch is enough: counting windows is slow.
-                near.add(batch.samples, read)
-            samples += batch.samples
+                near.add(batch.chunk.samples, read)
+            samples += batch.chunk.samples
             yield from sums.overflow(self.memory_bytes)
         sums.add_number("samples", "", samples)
         for feature, of_feature in features.items():
@@ -240,7 +234,6 @@ class PartitionCounter:
         )
 
     def _table(self, name: str, sums: CountSums) -> tuple[IdMapping, RowCounts]:
-        """Return a table's id mapping and its row counts."""
         if name in self.mappings:
             run, mapping = sums.run("row", name), self.mappings[name]
             ids = run.keys.view(np.int64)

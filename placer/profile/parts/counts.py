@@ -36,7 +36,7 @@ import pyarrow as pa
 from placer.data.in_memory import ArrowSource, BatchSource, batches_of, is_in_memory
 from placer.data.layout import Columns, Missing, NamedColumns
 from placer.data.log import Keys
-from placer.data.source import Place, RawBatch
+from placer.data.source import Cursor, Place, RawBatch
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
 from placer.profile.from_counts import parquet_batches
@@ -221,11 +221,11 @@ class PartReader(ArrowSource):
     def positioned(self, partition: int) -> Iterator[tuple[RawBatch, _Int]]:
         """Yield batches of samples in order, with the position of each sample."""
         first = partition * _PARTITION_SAMPLES
-        with closing(self.open()) as cursor:
+        with closing(Cursor(self.spans())) as cursor:
             while (batch := cursor.read(_READ_SAMPLES)) is not None:
                 if self._position is None:
-                    self._positions = np.arange(first, first + batch.samples)
-                    first += batch.samples
+                    self._positions = np.arange(first, first + batch.chunk.samples)
+                    first += batch.chunk.samples
                 yield batch, self._positions
 
     def raw(self, batch: pa.RecordBatch | pa.Table, place: Place) -> RawBatch:

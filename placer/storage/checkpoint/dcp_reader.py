@@ -27,7 +27,6 @@ from placer.files.torch_files import (
     Global,
     Made,
     Pairs,
-    PickleError,
     TensorFileError,
     are_counts,
     read_pickle,
@@ -139,8 +138,6 @@ def _check_places(
 
 
 class _Rows:
-    """Reads rows of one tensor."""
-
     def __init__(self, files: "_Files", tensor: StoredTensor, dtype: torch.dtype) -> None:
         self._files, self._name, self._shape = files, tensor.name, tensor.shape
         self._dtype, self._blocks = dtype, tensor.blocks
@@ -233,7 +230,7 @@ def read_metadata(folder: Path) -> tuple[StoredTensor, ...]:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     try:
         value = read_pickle(content, lambda name: name.name in _ADMITTED.get(name.module, ()))
-    except PickleError as error:
+    except TensorFileError as error:
         raise CheckpointError(
             f"{path} is damaged, or no metadata of torch.distributed.checkpoint: {error}; "
             "nothing of it was run"
