@@ -101,6 +101,16 @@ def test_one_cycle_takes_the_tables_to_their_own_rate(made_first: str) -> None:
     assert_close(model, theirs)
 
 
+def test_a_warm_up_by_hand_from_zero_is_refused() -> None:
+    model, applied = placed("sgd")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    applied.update_with(optimizer)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = LR
+    with pytest.raises(PlacerError, match="cannot follow a learning rate that was 0 when update_w"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])
 def test_clipping_is_that_of_parameters(max_norm: float) -> None:
     model, applied, optimizer = models()
