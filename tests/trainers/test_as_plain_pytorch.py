@@ -56,6 +56,19 @@ def test_gradients_that_are_dropped_update_nothing() -> None:
     assert set(applied.tables) == {table.name for table in TABLES}
 
 
+def test_two_losses_may_share_a_forward_pass() -> None:
+    model, _, optimizer = models()
+    theirs, other = plain()
+    for step in range(3):
+        for one, trainer in ((model, optimizer), (theirs, other)):
+            trainer.zero_grad()
+            loss = loss_of(one, step)
+            loss.backward(retain_graph=True)
+            loss.square().backward()
+            trainer.step()
+    assert_close(model, theirs)
+
+
 def test_the_end_of_joint_updates() -> None:
     model, applied = placed("sgd")
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)

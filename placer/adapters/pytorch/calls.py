@@ -139,8 +139,9 @@ class Call:
         return self.made
 
     def check_first(self) -> None:
-        """Raise DataError unless this is the first backward pass through the call."""
-        if self.ended or self.gradient is not None:
+        """Raise DataError unless the call has no gradient yet, or its gradients still add up."""
+        is_again = self.ended or self.gradient is not None
+        if is_again and not (self.table.waits and self in self.table.calls):
             raise DataError(
                 f"table {self.table.name!r}: a second backward pass through one forward; each "
                 "updates the table, so run the forward again"
