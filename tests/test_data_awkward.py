@@ -104,6 +104,14 @@ def test_labels_of_minus_one_and_one(tmp_path: Path) -> None:
     assert labels_of(chunk).tolist() == [i % 2 for i in range(SAMPLES)]
 
 
+@pytest.mark.parametrize("label", ["0.25", "2", "-2"])
+def test_labels_that_are_no_clicks_are_not_trained_on(tmp_path: Path, label: str) -> None:
+    lines = ["label,user", *(f"{label if i == 3 else 1},{i}" for i in range(SAMPLES))]
+    chunk = next(open_log(written(tmp_path, lines)).chunks(SAMPLES))
+    with pytest.raises(DataError, match=rf"a label is {float(label)}, which is neither 0 nor 1"):
+        labels_of(chunk)
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("block", [8, 1 << 20])
 def test_blank_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, block: int) -> None:

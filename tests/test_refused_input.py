@@ -217,6 +217,8 @@ def test_what_is_no_plan_is_not_trained_with(use: Callable[[Any], object]) -> No
         PlanMismatchError, match=r"None is no Plan \(a search that finds no plan says"
     ):
         use(None)
+    with pytest.raises(PlanMismatchError, match=r"'plan.json' is no Plan \(Plan.load reads a file"):
+        use("plan.json")
 
 
 @pytest.mark.parametrize("change", [{"devices": ("gpu:9",)}, {"rows": (0, 12, 0)}])

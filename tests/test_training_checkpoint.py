@@ -211,6 +211,10 @@ def test_other_rows_are_told_how_to_go_on_beside_other_settings() -> None:
         check_settings(saved, {"tables": {"a": {"rows": 5}}, "lr": 0.2})
     with pytest.raises(CheckpointError, match=r"with the settings that it was made with$"):
         check_settings(saved, saved | {"lr": 0.2})
+    with pytest.raises(
+        CheckpointError, match=r"holdout_every was 0 and is 10; .* by --eval-data\)"
+    ):
+        check_settings(saved | {"holdout_every": 0}, saved | {"holdout_every": 10})
 
 
 def edited(path: Path, **changes) -> None:

@@ -5,12 +5,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from checkpoint_cases import load
 from fast_and_full import covering
+from torch.utils.data import DataLoader
 from training_cases import (
     QUICK,
     ArrayLog,
@@ -180,6 +182,19 @@ def test_other_elements_are_handed_on_and_gaps_are_looked_past() -> None:
     ]  # fmt: skip
     # The second batch is prepared before the first is trained on; the third lies too far ahead.
     assert [count for _, _, count in seen] == [2, 2, 2, 2, 3, 3, 3]
+
+
+class Clicks(NamedTuple):
+    lookups: BagBatch
+    labels: torch.Tensor
+
+
+def test_batches_come_as_loaders_make_them() -> None:
+    items = [(batch_of(size), torch.ones(size)) for size in (1, 2)]
+    loader = DataLoader(items, batch_size=None)  # type: ignore[arg-type]
+    assert [item[0] for item in look_ahead(loader, Recorder())] == [-1, -2]
+    named = look_ahead([Clicks(*item) for item in items], Recorder())
+    assert [(one.lookups, len(one.labels)) for one in named] == [(-1, 1), (-2, 2)]
 
 
 def test_nothing_and_one_batch() -> None:

@@ -202,6 +202,8 @@ def check_settings(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None
         more = f" (and {len(different) - 3} more)" if len(different) > 3 else ""
         grows = any(one.split(" was ")[0].endswith(" rows") for one in different)
         how = f", or give its tables other rows with {GROW}" if grows else ""
+        if any(one.startswith("holdout_every ") for one in different):
+            how += " (holdout_every is 0 where another log is evaluated on, as by --eval-data)"
         raise CheckpointError(
             f"the checkpoint is of another run: {'; '.join(different[:3])}{more}; "
             f"resume with the settings that it was made with{how}"

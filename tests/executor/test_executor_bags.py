@@ -1,5 +1,7 @@
 """Batches: joined from features or chunks, and refused when malformed."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -201,3 +203,7 @@ def test_what_joining_features_would_hide_is_refused() -> None:
         BagBatch.from_features({"a": (one.view(3, 1), None, None)}, ["a"])
     with pytest.raises(DataError, match=r"'a': offsets are integers, not torch\.float32"):
         BagBatch.from_features({"a": (one, torch.tensor([0.0, 1.7, 3.0]), None)}, ["a"])
+    for odd in (one, (one, two), (one.tolist(), two, None), (one.numpy(), two, None)):
+        features: dict[str, Any] = {"a": odd}
+        with pytest.raises(DataError, match="'a' is a tuple of tensors: ids, offsets or None, w"):
+            BagBatch.from_features(features, ["a"])

@@ -56,6 +56,19 @@ def test_gradients_that_are_dropped_update_nothing() -> None:
     assert set(applied.tables) == {table.name for table in TABLES}
 
 
+def test_two_losses_may_share_a_forward_pass() -> None:
+    model, _, optimizer = models()
+    theirs, other = plain()
+    for step in range(3):
+        for one, trainer in ((model, optimizer), (theirs, other)):
+            trainer.zero_grad()
+            loss = loss_of(one, step)
+            loss.backward(retain_graph=True)
+            loss.square().backward()
+            trainer.step()
+    assert_close(model, theirs)
+
+
 def test_the_end_of_joint_updates() -> None:
     model, applied = placed("sgd")
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -99,6 +112,16 @@ def test_one_cycle_takes_the_tables_to_their_own_rate(made_first: str) -> None:
             trainer.step()
             schedule.step()
     assert_close(model, theirs)
+
+
+def test_a_warm_up_by_hand_from_zero_is_refused() -> None:
+    model, applied = placed("sgd")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    applied.update_with(optimizer)
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] = LR
+    with pytest.raises(PlacerError, match="cannot follow a learning rate that was 0 when update_w"):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])

@@ -73,6 +73,12 @@ class AppliedPlan(Summarized):
             group = optimizer.param_groups[0]
             # Schedulers note where they begin; `OneCycleLR` begins far below the usual rate.
             first = float(group.get("max_lr", group.get("initial_lr", start)))
+            if follow_lr and not first and group["lr"]:
+                raise PlacerError(
+                    "tables cannot follow a learning rate that was 0 when update_with was called: "
+                    "call it when the optimizer has its usual rate, before a warm-up, or pass "
+                    "follow_lr=False and change the tables' rate by set_lr"
+                )
             share = float(group["lr"]) / first if follow_lr and first else 1.0
             for table in tables:
                 if share != table.lr_share:

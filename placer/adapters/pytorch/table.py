@@ -293,6 +293,9 @@ class PlacedTable:
     def collect(self, call: Call, gradient: Tensor) -> None:
         """Keep the gradient of a call until the table is updated."""
         refuse_scaled()  # The update is a backward pass of its own.
+        if call.gradient is not None:  # Two losses may share one forward pass.
+            call.gradient = call.gradient + gradient
+            return
         call.gradient = gradient
         if self.waits:
             call.let_go()  # The update looks its rows up again later.

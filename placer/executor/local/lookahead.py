@@ -30,8 +30,8 @@ def look_ahead(batches: Iterable[Any], embeddings: "Embeddings") -> Generator[An
     a batch fails, the error is raised when that batch is due, after the steps before it. With
     several ranks, an error on only some ranks is raised at once.
 
-    A batch is a `BagBatch`, or a tuple whose first element is a `BagBatch`. The generator replaces
-    the `BagBatch` by a `PreparedBatch` and leaves other elements unchanged. It also passes through
+    A batch is a `BagBatch`, or a tuple or list whose first element is a `BagBatch`. The generator
+    replaces the `BagBatch` by a `PreparedBatch`, and lists by tuples. It also passes through
     tuples whose first element is None, such as batches that are not trained on. Train on each batch
     before requesting the next one, and prepare no other batch in the loop. The generator has taken
     a few batches more from `batches` than it has yielded. If you leave the loop or save a
@@ -85,10 +85,10 @@ def _behind(
             try:
                 item = next(source)
                 is_gap = isinstance(item, tuple) and item[0] is None
-                if isinstance(item, tuple):
-                    item = item if is_gap else (work(item[0]), *item[1:])
-                else:
+                if not isinstance(item, tuple):
                     item = work(item)
+                elif not is_gap:  # A named tuple keeps its names.
+                    item = getattr(item, "_make", tuple)((work(item[0]), *item[1:]))
             except StopIteration:
                 break
             except Exception as error:
@@ -120,6 +120,8 @@ def _checked(batches: Iterable[Any]) -> Generator[Any, None, None]:
     source = iter(batches)
     try:
         for item in source:
+            if isinstance(item, list):  # `DataLoader(batch_size=None)` makes lists of tuples.
+                item = tuple(item)
             first = item[0] if isinstance(item, tuple) and item else item
             if not (isinstance(first, BagBatch) or (first is None and item is not None)):
                 raise DataError(

@@ -149,7 +149,7 @@ class BagBatch:
                 f"the batch lacks features {missing}; it has {sorted(features)}"
             )
         for name in order:
-            _check_feature(name, *features[name])
+            _check_feature(name, features[name])
         ids = [features[name][0] for name in order]
         starts = [
             _starts(name, *features[name][:2], include_last_offset=include_last_offset)
@@ -200,8 +200,15 @@ class BagBatch:
         return cls(torch.from_numpy(ids), torch.from_numpy(offsets), chunk.samples, given)
 
 
-def _check_feature(name: str, ids: Tensor, offsets: Tensor | None, weights: Tensor | None) -> None:
+def _check_feature(name: str, feature: FeatureInput) -> None:
     """Raise if a feature's tensors do not fit together. Joined features would not show it."""
+    match feature:
+        case (Tensor() as ids, Tensor() | None as offsets, Tensor() | None as weights):
+            pass
+        case _:
+            raise DataError(
+                f"feature {name!r} is a tuple of tensors: ids, offsets or None, weights or None"
+            )
     if ids.dim() != 1:
         raise DataError(
             f"feature {name!r}: ids are a vector, not of shape {tuple(ids.shape)}; flatten them, "

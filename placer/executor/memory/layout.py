@@ -243,8 +243,10 @@ class Layout:
 def check_is_plan(plan: object) -> None:
     """Raise PlanMismatchError if `plan` is no Plan, such as None of a search that found none."""
     if not isinstance(plan, Plan):
-        none = " (a search that finds no plan says why in SolveResult.termination)"
-        raise PlanMismatchError(f"{plan!r} is no Plan{none if plan is None else ''}")
+        hint = "a search that finds no plan says why in SolveResult.termination"
+        raise PlanMismatchError(
+            f"{plan!r} is no Plan ({'Plan.load reads a file' if plan is not None else hint})"
+        )
 
 
 def check_plan(plan: Plan) -> None:
