@@ -27,6 +27,13 @@ MOST_VALUES = 500_000
 MOST_DEPTH = 64
 """Deepest nesting of YAML."""
 
+_FORMS = {
+    "dict_type": "it must map names to values",
+    "list_type": "it must be a list, in [ ]",
+    "model_type": "it must map fields to values, in { }",
+}
+"""What is said of a value that is no collection of values, by pydantic's error."""
+
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -123,6 +130,7 @@ def read_mapping(
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
         reason = "its values are nested too deeply" if deep else " ".join(str(error).split())
+        reason = reason.replace('in "<unicode string>", ', "in ")  # YAML's name of a text.
         raise error_type(f"{source} is not a {kind} file: {reason}") from error
     raw = {} if raw is None else raw  # A file may have only comments.
     if not isinstance(raw, dict):
@@ -168,7 +176,7 @@ def _explain(error: ValidationError, kind: str) -> str:
         elif problem["type"] == "string_type" and not isinstance(problem["input"], list | dict):
             reason = f"{_shown(problem['input'])} is no name; write it in quotes"
         elif problem["type"] != "missing":
-            reason = f"{_shown(problem['input'])}: {reason}"
+            reason = f"{_shown(problem['input'])}: {_FORMS.get(problem['type'], reason)}"
         problems.append(f"{where}: {reason}")
     if len(found) > len(problems):
         problems.append(f"and {len(found) - len(problems)} more")

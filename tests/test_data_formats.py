@@ -197,6 +197,17 @@ def test_an_unknown_csv_is_understood(tmp_path: Path) -> None:
     assert chunk.features["history"].ids[:4].tolist() == [0, 0, 1, 1]
 
 
+def test_times_that_are_floating_point_numbers_are_left_out() -> None:
+    rows = np.arange(200)
+    at = np.where(rows % 9 == 4, np.nan, 1.7e9 + rows / 3)
+    columns = {"user": rows % 7, "price": rows / 8, "at": at, "date": 20240101.0 + rows % 9}
+    log = open_log(pa.table(columns))
+    assert log.dense_names == ("price",)
+    times = "it looks like times in seconds, up to 2023-11-14"
+    assert log.notes[0] == f"left out: at ({times}), date (it looks like dates)"
+    assert open_log(pa.table(columns), dense=["price", "at"]).dense_names == ("price", "at")
+
+
 LISTS = {
     "hive": ("\x01", "{c}\x01{i}\x02{j}"),
     "news": ("\t", "{c}\tN{i} N{j}"),

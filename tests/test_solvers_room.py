@@ -9,7 +9,7 @@ from plan_cases import machine
 from problem_cases import problem_of, zipf_table
 
 from cost_models import Roofline
-from placer import Problem, Profile
+from placer import Constraints, Problem, Profile, TableRule
 from solvers import solve
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.model.clock import Clock
@@ -43,6 +43,33 @@ def test_rows_that_every_gpu_has_to_hold_leave_less_room() -> None:
     roomier = usable_options(Instance(replicated_and_wide(360 << 20), Roofline()))
     assert not isinstance(roomier, Termination)
     assert [len(of) for of in roomier] == [2, 1]  # Of three, one does not fit beside them.
+
+
+@pytest.mark.parametrize(
+    ("gpus_mib", "said"),
+    [
+        ((3, 3), "one needs 4.69 MiB of HBM for it, and has 3 MiB at most"),
+        ((3, 6), "each needs 4.69 MiB of HBM for it, and the smallest has 3 MiB"),
+    ],
+)
+def test_a_table_for_which_a_gpu_is_too_small_names_what_that_gpu_has(
+    gpus_mib: tuple[int, ...], said: str
+) -> None:
+    pair = machine(2, servers=1)
+    gpus = zip(pair.gpus, gpus_mib, strict=True)
+    topology = replace(
+        pair,
+        gpus=tuple(replace(gpu, memory_bytes=mib << 20) for gpu, mib in gpus),
+        hosts=(pair.hosts[0], replace(pair.hosts[1], memory_bytes=5 << 20)),
+    )
+    problem = problem_of(
+        zipf_table("t", 1000, 64, lookups=40.0), topology=topology, batch_size=2048
+    )
+    whole = Constraints.of({"t": TableRule(forbid=frozenset(("row-wise", "column-wise")))})
+    termination = usable_options(Instance(replace(problem, constraints=whole), Roofline()))
+    assert isinstance(termination, Termination)
+    assert said in termination.detail
+    assert termination.shortages[0].short_bytes > 0
 
 
 def test_room_is_made_for_tables_that_fit_only_as_replicas() -> None:

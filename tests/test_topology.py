@@ -132,6 +132,11 @@ def test_only_links_that_a_collective_uses_slow_it() -> None:
     links = [replace(link, latency_s=7.0) for link in machine.links if link.kind == "pcie"]
     three = replace(machine, gpus=machine.gpus[:3], links=(*links[:3], *machine.links[4:]))
     assert three.exchange_latency_s == 7.0
+    # A server's network slows exchanges with the server alone.
+    port = Link("host:9", "network", "network", 1.0, 9.0)
+    hosts = (*machine.hosts, Host("host:9", 1, 1.0))
+    served = replace(machine, hosts=hosts, links=(*machine.links, port))
+    assert (served.gpu_exchange_latency_s, served.exchange_latency_s) == (0.0, 9.0)
 
 
 def test_hosts_without_a_network_cannot_exchange() -> None:

@@ -263,6 +263,9 @@ def _guess(
 
 def _guess_number(name: str, kind: pa.DataType, column: pa.ChunkedArray | None) -> Decision:
     if column is not None and pa.types.is_floating(kind) and len(column):
+        times = _times(name, column)
+        if times is not None:
+            return Decision(name, "ignore", times, warns=True)
         values = column.to_numpy().astype(np.float64)
         values = values[np.isfinite(values)]
         whole = bool(values.size) and bool((values == np.floor(values)).all())
@@ -339,14 +342,15 @@ def _is_named_time(name: str) -> bool:
 
 
 def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | None:
-    """Return why integers are times, else None: between 2000 and 2050, and named so or sorted."""
+    """Return why numbers are times, else None: between 2000 and 2050, and named so or sorted."""
     values = column.to_numpy()
-    if values.size < 2 or values.dtype.kind not in "iu":
+    values = values[np.isfinite(values)] if values.dtype.kind in "iuf" else values[:0]
+    if values.size < 2:
         return None
     least, most = int(values.min()), int(values.max())
     is_named = _is_named_time(name)
     rises = rises and least < most and bool((values[1:] >= values[:-1]).all())
-    if is_named and all(_CALENDAR.fullmatch(str(value)) for value in values[:1000].tolist()):
+    if is_named and all(_CALENDAR.fullmatch(str(int(value))) for value in values[:1000]):
         return "it looks like dates"
     for unit, scale in _TIME_UNITS.items():
         fits = _FIRST_TIME * scale <= least and most < _LAST_TIME * scale

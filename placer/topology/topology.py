@@ -280,7 +280,9 @@ class Topology(TopologyFields):
             kinds.add("rack")
         if any(len(gpus) > 1 for gpus in self._gpus_by_host.values()):
             kinds.add("nvlink" if any(one.kind == "nvlink" for one in self.links) else "pcie")
-        return max((one.latency_s for one in self.links if one.kind in kinds), default=0.0)
+        idle = set() if with_servers else {host.id for host in self.servers}
+        used = (one for one in self.links if one.kind in kinds and not idle & {one.a, one.b})
+        return max((one.latency_s for one in used), default=0.0)
 
     def _without_network(self, gpu: str) -> TopologyError:
         return TopologyError(

@@ -207,7 +207,7 @@ def usable_options(instance: Instance) -> list[list[ShardingOption]] | Terminati
             ]
             if not any(fitting):
                 replicas, shard = min(needs[table], key=sum)
-                return _fits_nowhere(instance, table, replicas + shard, others)
+                return _fits_nowhere(instance, table, replicas, shard, others)
             usable[table] = [option for option, fits in zip(of, fitting, strict=True) if fits]
             needs[table] = [need for need, fits in zip(needs[table], fitting, strict=True) if fits]
             held_bytes[table] = min(replicas for replicas, _ in needs[table])
@@ -225,9 +225,15 @@ def _least_on_one(instance: Instance, table: int, option: ShardingOption) -> tup
 
 
 def _fits_nowhere(
-    instance: Instance, table: int, least_bytes: float, others_bytes: float
+    instance: Instance, table: int, replicas_bytes: float, shard_bytes: float, others_bytes: float
 ) -> Termination:
-    name, hbm = instance.problem.profile.tables[table].table.name, float(instance.hbm_bytes.max())
+    name = instance.problem.profile.tables[table].table.name
+    hbm_bytes = instance.hbm_bytes[: instance.gpus - instance.servers]
+    least_bytes, hbm = replicas_bytes + shard_bytes, float(hbm_bytes.max())
+    which, has = "one", f"has {format_bytes(hbm)} at most"
+    if least_bytes + others_bytes <= hbm:  # Then a smaller GPU has no room for the replicas.
+        least_bytes, hbm = replicas_bytes, float(hbm_bytes.min())
+        which, has = "each", f"the smallest has {format_bytes(hbm)}"
     short = math.ceil(least_bytes + others_bytes - hbm)
     beside = (
         f", beside {format_bytes(others_bytes)} of other tables that have to be replicated"
@@ -236,8 +242,8 @@ def _fits_nowhere(
     )
     return _infeasible(
         Shortage("any GPU", "hbm", short, f"buffers and rows of table {name}"),
-        f"table {name!r} fits no GPU however it is divided: one needs {format_bytes(least_bytes)} "
-        f"of HBM for it{beside}, and has {format_bytes(hbm)} at most. Lower --batch-size, raise "
+        f"table {name!r} fits no GPU however it is divided: {which} needs "
+        f"{format_bytes(least_bytes)} of HBM for it{beside}, and {has}. Lower --batch-size, raise "
         "--hbm, or relax constraints",
     )
 
