@@ -11,14 +11,7 @@ from dense_cases import DLRM, machine, problem, table
 from torch.profiler import ProfilerActivity, profile
 
 from placer import Plan, Problem, Topology
-from placer.dense import (
-    Dense,
-    DenseLayers,
-    DenseNetwork,
-    MeasuredDense,
-    Product,
-    dense_memory,
-)
+from placer.dense import Dense, DenseLayers, DenseNetwork, MeasuredDense, Product, dense_memory
 from placer.dense.network import pass_bytes
 from placer.errors import PlacerError, ProblemError
 from placer.simulator.replay import ReplayOptions

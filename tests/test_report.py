@@ -22,14 +22,7 @@ from placer.executor.local.hit_rates import HitRates
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.plan.memory import device_memory
 from placer.profile.table_profile import RowCounts
-from placer.report import (
-    Column,
-    Report,
-    Section,
-    profile_report,
-    topology_report,
-    workloads_report,
-)
+from placer.report import Column, Report, Section, profile_report, topology_report, workloads_report
 from placer.report import section as form
 from placer.report.training import hit_rate_report
 from placer.workloads import named_workload, workload_names

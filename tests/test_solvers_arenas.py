@@ -12,13 +12,7 @@ from problem_cases import problem_of, zipf_table
 from test_solvers import with_hbm
 
 from cost_models import Calibrated, Roofline, ShardingOption, TableShard
-from cost_models.arenas import (
-    ArenaCosts,
-    ArenaLoad,
-    added_up,
-    arena_loads,
-    times_by_arena,
-)
+from cost_models.arenas import ArenaCosts, ArenaLoad, added_up, arena_loads, times_by_arena
 from cost_models.base import Cold
 from placer import Problem, Topology
 from placer.constraints.constraints import Constraints

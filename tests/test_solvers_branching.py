@@ -21,13 +21,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits
 from solvers.search import annealing
-from solvers.search.branching import (
-    BranchAndBound,
-    branch_and_bound,
-    formulation,
-    nodes,
-    tree,
-)
+from solvers.search.branching import BranchAndBound, branch_and_bound, formulation, nodes, tree
 from solvers.search.branching.branches import Branches, Examined
 from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout

@@ -16,13 +16,7 @@ from cost_models import CostReport
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, dense_cost
 from cost_models.sweep.models_and_machines import AXES
 from cost_models.sweep.models_and_machines import MODELS as SWEPT
-from placer import (
-    Feature,
-    Plan,
-    Problem,
-    Table,
-    Topology,
-)
+from placer import Feature, Plan, Problem, Table, Topology
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
 from placer.files.atomic import sealed

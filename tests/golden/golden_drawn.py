@@ -27,11 +27,7 @@ from placer.plan.verify import violations
 from placer.topology.devices import Drive
 from solvers import solve
 from solvers.bounds.binding import binding
-from solvers.bounds.feasibility import (
-    impossible,
-    rows_beyond_their_memories,
-    usable_options,
-)
+from solvers.bounds.feasibility import impossible, rows_beyond_their_memories, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance
 from solvers.result import Limits, Termination

@@ -26,12 +26,7 @@ from ranks_cases import (
 from ranks_launcher import Job, Outcomes, run
 
 from placer.errors import BackendError, DataError, PlanMismatchError
-from placer.executor import (
-    BagBatch,
-    PlacedEmbeddings,
-    look_ahead,
-    make_embeddings,
-)
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead, make_embeddings
 from placer.executor.distributed.collectives import Communicator, exchange_as
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
