@@ -45,8 +45,7 @@ RECIPES = expand.catalogue()["recipes"]
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """A plan as its file has it."""
-    content: dict[str, Any] = json.loads(json.dumps(to_dict(plan)))
-    return content
+    return json.loads(json.dumps(to_dict(plan)))
 
 
 def test_the_checker_imports_nothing_of_placer() -> None:

@@ -209,5 +209,4 @@ def test_the_real_avazu_log(real_data: Path) -> None:
     assert log.encoding.label == "click"
     assert log.tables["device_ip"] == 7303
     (chunk,) = log.chunks(10_000)
-    assert chunk.labels is not None
     assert set(chunk.labels.tolist()) == {0.0, 1.0}

@@ -38,7 +38,6 @@ def killed_in(code: str, *arguments: object) -> None:
     running = subprocess.Popen(
         [sys.executable, "-c", STARTS + code, *map(str, arguments)], stdout=subprocess.PIPE
     )
-    assert running.stdout is not None
     assert running.stdout.readline()
     running.send_signal(signal.SIGKILL)
     running.wait()

@@ -32,7 +32,6 @@ def test_aggregated_counts_equal_counting_the_log(
     expected = count(log)
     lines = [("t", 0, 0), ("u", 0, 0)]
     for profile in expected:
-        assert profile.counts is not None
         pairs = zip(profile.counts.ids.tolist(), profile.counts.counts.tolist(), strict=True)
         for row, times in pairs:
             lines += [(profile.name, row, 1)] * times if split else [(profile.name, row, times)]
@@ -66,7 +65,6 @@ def test_defaults(tmp_path: Path) -> None:
     )
     profile = profile_counts([one, two], samples=20, dim=8, sampling=0.1)
     assert profile["x"].table.rows == 5
-    assert profile["x"].counts is not None
     assert profile["x"].counts.hottest().tolist() == [4, 1]
     (wide,), (narrow,) = profile["x"].table.features, profile["y"].table.features
     assert (wide.name, wide.pooling_factor, wide.coverage) == ("x", 2.0, 1.0)

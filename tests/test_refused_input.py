@@ -203,7 +203,6 @@ def test_problems_out_of_range(change: dict[str, Any], message: str) -> None:
 def test_numpy_integers_are_numbers(tmp_path: Path) -> None:
     topology, two = Topology.parse("1xh100"), np.int64(2)
     plan = solve(Problem(named_workload("random-2"), topology, two), "greedy-size", seed=two).plan
-    assert plan is not None
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").batch_size == 2
 

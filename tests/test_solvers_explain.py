@@ -390,7 +390,6 @@ def test_rows_that_take_time_from_hbm_are_said_to_cost_time(
     margins = (ShardMargin("gpu:0", 100, 10, 3e-12, -5e-11, 0.0),)
     shown = explain_report(replace(found, margins=margins, pooled_price_s_per_byte=price))
     section = next(one for one in shown.sections if one.name == "margins")
-    assert section is not None
     cells = {column.key: column.cell(section.rows[0]) for column in section.columns}
     assert cells["next_s_per_byte"] == "costs time"
     assert cells["last_s_per_byte"] == ("1.50x" if price > 1e-20 else "more")
