@@ -10,8 +10,17 @@ from fast_and_full import combinations, examples, fewer, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine, sized
-from problem_cases import problem_of, problems, resident_buffers, zipf_table
-from test_solvers import GAP, OF_ALL, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
+from problem_cases import problem_of, problems, zipf_table
+from test_solvers import (
+    GAP,
+    OF_ALL,
+    PROBLEMS,
+    TIME_LIMIT_S,
+    SolverContract,
+    short_of_hbm,
+    tables,
+    three_with_large_buffers,
+)
 
 from cost_models import Roofline, ShardingOption, TableShard
 from placer import Constraints, Problem, TableRule, Topology
@@ -29,11 +38,9 @@ from solvers.strategies import published
 from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
 from solvers.strategies.published import Beam, DynamicProgramming, Needs, pack
 
-STRATEGIES: dict[str, Callable[[], Solver]] = {
-    "beam": Beam,
-    "dp": DynamicProgramming,
-}
+STRATEGIES: dict[str, Callable[[], Solver]] = {"beam": Beam, "dp": DynamicProgramming}
 FAR_S = 60.0
+WHOLE = TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"}))
 
 
 def run(name: str, problem: Problem, **limits: object) -> SolveResult:
@@ -89,14 +96,12 @@ def test_a_slow_gpu_gets_less(name: str) -> None:
     """Six equal tables; a GPU of half the speed serves fewer of them than the other."""
     topology = machine(2, launch_s=0.0)
     slow = replace(topology.gpus[1], hbm_bytes_per_s=topology.gpus[1].hbm_bytes_per_s / 2)
-    problem = problem_of(
-        *equal_tables(6), topology=replace(topology, gpus=(topology.gpus[0], slow))
-    )
-    result = run(name, problem)
+    unequal = replace(topology, gpus=(topology.gpus[0], slow))
+    result = run(name, problem_of(*equal_tables(6), topology=unequal))
     of_gpu = {gpu.id: 0 for gpu in topology.gpus}
     for shard in result.plan.shards:
         for device in shard.devices:
-            of_gpu[device] += (len(range(*shard.rows))) * shard.width
+            of_gpu[device] += shard.row_count * shard.width
     assert of_gpu["gpu:1"] < of_gpu["gpu:0"]
 
 
@@ -122,18 +127,15 @@ def test_they_beat_the_classic_greedies(name: str, case: str) -> None:
 @every_strategy
 def test_constraints_hold(name: str) -> None:
     topology = machine(2, 2, launch_s=1e-8)
-    problem = with_hbm(problem_of(*tables(7, 9000), topology=topology, batch_size=32), 0.8)
-    rules = Constraints.of(
-        {
-            "t0": TableRule(("gpu:1",)),
-            "t1": TableRule(("host:1",)),
-            "t2": TableRule(None, "dram"),
-            "t5": TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"})),
-        },
-        [["t3", "t4"]],
-        {"gpu": 1000},
-    )
-    problem = replace(problem, constraints=rules)
+    problem = short_of_hbm(0.8, *tables(7, 9000), batch_size=32, on=topology)
+    rules = {
+        "t0": TableRule(("gpu:1",)),
+        "t1": TableRule(("host:1",)),
+        "t2": TableRule(None, "dram"),
+        "t5": WHOLE,
+    }
+    asked = Constraints.of(rules, [["t3", "t4"]], {"gpu": 1000})
+    problem = replace(problem, constraints=asked)
     result = run(name, problem)
     assert result.plan is not None, result.termination
     verify(result.plan)
@@ -194,11 +196,9 @@ def test_more_steps_are_no_worse(name: str) -> None:
 @every_strategy
 def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
     """The buffers of three tables that may not be cut, on two GPUs with room for 1.5 each."""
-    each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
-    whole = TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"}))
-    room = resident_buffers(problem_of(each[0])) * 3 // 2
+    each, room = three_with_large_buffers()
     problem = problem_of(*each, topology=machine(hbm_bytes=room))
-    result = run(name, replace(problem, constraints=Constraints.of({"t*": whole})))
+    result = run(name, replace(problem, constraints=Constraints.of({"t*": WHOLE})))
     assert result.plan is None
     # Two tables on one GPU want twice the room of one, and it has 1.5 times that.
     assert result.termination.reason == "infeasible"
@@ -209,8 +209,7 @@ def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
 
 def test_a_classic_greedy_says_how_many_bytes_of_buffers_have_no_room() -> None:
     """The buffers of three tables in DRAM, on two GPUs that each have room for those of one."""
-    each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
-    room = resident_buffers(problem_of(each[0])) * 3 // 2
+    each, room = three_with_large_buffers()
     first, second = machine(hbm_bytes=room).gpus
     gpus = first, replace(second, memory_bytes=room * 7 // 6)
     problem = problem_of(*each, topology=replace(machine(), gpus=gpus))
@@ -230,18 +229,11 @@ def test_blocks_of_rows_are_in_the_order_of_the_gpus(name: str) -> None:
 
     class Blocks(Roofline):
         def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-            gpus = len(problem.topology.gpus)
-            return (
-                (ShardingOption(), ShardingOption(gpus, blocked=True))
-                if table == 0
-                else (ShardingOption(),)
-            )
+            blocks = ShardingOption(len(problem.topology.gpus), blocked=True)
+            return (ShardingOption(), blocks) if table == 0 else (ShardingOption(),)
 
-    problem = problem_of(
-        zipf_table("large", 20_000, 32, lookups=50.0, exponent=0.1),
-        *tables(3),
-        topology=machine(4, launch_s=0.0),
-    )
+    large = zipf_table("large", 20_000, 32, lookups=50.0, exponent=0.1)
+    problem = problem_of(large, *tables(3), topology=machine(4, launch_s=0.0))
     result = STRATEGIES[name]().solve(problem, Blocks(), Limits(FAR_S))
     starts = {s.devices[0]: s.rows[0] for s in result.plan.shards_by_table["large"]}
     if name == "beam":
@@ -271,9 +263,8 @@ def test_the_beam_halves_one_large_table() -> None:
     """One table of 64 columns on four GPUs with nothing but its reading to pay: 4 strips."""
     problem = problem_of(zipf_table("t", 5000, 64, lookups=50.0), topology=machine(4, launch_s=0.0))
     result = run("beam", problem)
-    assert sorted(shard.cols for shard in result.plan.shards) == [
-        (0, 16), (16, 32), (32, 48), (48, 64)
-    ]  # fmt: skip
+    strips = sorted(shard.cols for shard in result.plan.shards)
+    assert strips == [(0, 16), (16, 32), (32, 48), (48, 64)]
     assert result.stats["beam_steps"] >= 3
 
 
@@ -291,15 +282,11 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     options = []
     for _ in range(3):
         number = int(rng.integers(1, 5))
-        options.append(
-            published.Choices(
-                np.fromiter((ShardingOption(n) for n in range(1, number + 1)), dtype=object),
-                np.arange(number),
-                rng.integers(0, 80, number) * size,
-                rng.integers(1, 50, number).astype(float),
-                np.zeros(number),
-            )
-        )
+        cuts = np.fromiter((ShardingOption(n) for n in range(1, number + 1)), dtype=object)
+        bytes_ = rng.integers(0, 80, number) * size
+        time_s = rng.integers(1, 50, number).astype(float)
+        choices = published.Choices(cuts, np.arange(number), bytes_, time_s, np.zeros(number))
+        options.append(choices)
     best = np.full(bins, np.inf)
     for at in np.ndindex(*(one.time_s.size for one in options)):
         used = sum(one.bytes_[n] for one, n in zip(options, at, strict=True)) / size
@@ -314,13 +301,13 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     totals = [proposal.total_s for proposal in proposals]
     assert totals == sorted(totals)
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
-        picked = [
-            (one, one.options.tolist().index(option), price_index)
-            for one, option, price_index in chosen
+        indices = [
+            one.options.tolist().index(option)
+            for one, option in zip(options, proposal.options, strict=True)
         ]
-        assert all(index == price_index for _, index, price_index in picked)
-        assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s
+        assert list(proposal.price_indices) == indices
+        chosen = zip(options, indices, strict=True)
+        assert sum(one.time_s[n] for one, n in chosen) == proposal.total_s
 
 
 def test_proposals_with_less_hbm_take_longer() -> None:
@@ -332,18 +319,10 @@ def test_proposals_with_less_hbm_take_longer() -> None:
     proposals = list(published.cheapest(instance, options))
     used, totals = [], []
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
-        picked = [
-            (
-                one,
-                next(
-                    n
-                    for n, option in enumerate(one.options)
-                    if (option, one.price_indices[n]) == (c, r)
-                ),
-            )
-            for one, c, r in chosen
-        ]
+        picked = []
+        for one, *chosen in zip(options, proposal.options, proposal.price_indices, strict=True):
+            pairs = [[*pair] for pair in zip(one.options, one.price_indices, strict=True)]
+            picked.append((one, pairs.index(chosen)))
         used.append(sum(one.bytes_[n] for one, n in picked))
         totals.append(sum(one.time_s[n] for one, n in picked))
     assert len(proposals) > 5
@@ -399,15 +378,13 @@ def test_rows_that_may_be_in_too_small_a_memory_alone(
     proof = rows_beyond_their_memories(Instance(problem, Roofline()))
     assert proof.shortages[0].short_bytes == taken - has
     where = "the DRAM of host:1" if devices else "the SSD of host:0, the SSD of host:1"
-    assert proof.detail.startswith(
-        f"rows of t0, t1 may only be in {where}, and take {format_bytes(taken)} ({taken} bytes) "
-        f"with optimizer state; there are {format_bytes(has)} ({has} bytes)"
-    )
+    take, there_are = (f"{format_bytes(one)} ({one} bytes)" for one in (taken, has))
+    rows = f"rows of t0, t1 may only be in {where}, and take {take} with optimizer state"
+    assert proof.detail.startswith(f"{rows}; there are {there_are}")
     more = {"host:1": taken} if devices else {}
     roomy = sized(topology.with_memory(ssd=f"{(taken + 1) // 2}B"), more)
-    assert (
-        rows_beyond_their_memories(Instance(replace(problem, topology=roomy), Roofline())) is None
-    )
+    fits = Instance(replace(problem, topology=roomy), Roofline())
+    assert rows_beyond_their_memories(fits) is None
 
 
 def test_rows_share_their_memories_with_rows_that_may_be_in_some_of_these() -> None:
