@@ -34,6 +34,11 @@ MOST_ABOVE = 1.01
 """Step time of `auto`'s plan, as a share of the best one's."""
 
 
+def slowly(*values: object) -> object:
+    """A case that the fast tests leave out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def solved(problem: Problem, name: str = "auto") -> SolveResult:
     return solve(problem, name, gap=1e-3, time_limit_s=60.0, max_steps=STEPS, threads=1)
 
@@ -54,18 +59,11 @@ def check(problem: Problem, result: SolveResult) -> float:
     return best_s
 
 
-def two_gpus(small_bytes: int, large_bytes: int) -> Topology:
-    return sized(machine(2), {"gpu:0": small_bytes, "gpu:1": large_bytes})
-
-
 @pytest.mark.parametrize("name", mostly_slow(["auto", "greedy-cost"], "greedy-cost"))
 def test_a_table_that_only_the_larger_gpu_can_serve(name: str) -> None:
     """Its buffers take more than the smaller GPU has, however the rows are divided."""
-    problem = problem_of(
-        zipf_table("t", 1000, 128),
-        topology=two_gpus(100 << 20, 1500 << 20),
-        batch_size=131_072,
-    )
+    topology = sized(machine(2), {"gpu:0": 100 << 20, "gpu:1": 1500 << 20})
+    problem = problem_of(zipf_table("t", 1000, 128), topology=topology, batch_size=131_072)
     result = solved(problem, name)
     assert result.plan is not None, result.termination
     assert violations(result.plan) == []
@@ -113,11 +111,7 @@ def test_a_proof_knows_what_rows_take_between_points_of_a_curve(seed: int) -> No
         (6052, "GPUs have no HBM"),
         (6092, "nothing is read, and all bounds are 0"),
         (6433, "the same"),
-        pytest.param(
-            42269,
-            "a row map on the GPU of another column slice is what does not fit",
-            marks=pytest.mark.slow,
-        ),
+        slowly(42269, "a row map on the GPU of another column slice is what does not fit"),
     ],
 )
 def test_a_proof_where_divisors_are_nothing(seed: int, why: str) -> None:
@@ -130,11 +124,7 @@ def test_a_proof_where_divisors_are_nothing(seed: int, why: str) -> None:
 @pytest.mark.parametrize(
     ("seed", "why"),
     [
-        pytest.param(
-            31094,
-            "rows under max of mostly empty bags are fewer vectors than the bags",
-            marks=pytest.mark.slow,
-        ),
+        slowly(31094, "rows under max of mostly empty bags are fewer vectors than the bags"),
         (41440, "three column slices exchange sums of row-wise Adagrad"),
     ],
 )
@@ -219,18 +209,16 @@ def test_bounds_hold_for_plans_without_servers_where_tables_hardly_fit() -> None
     [
         (61300, "greedy-size", "even work is more work in all"),
         (61762, "beam", "the same"),
-        pytest.param(61930, "beam", "the same", marks=pytest.mark.slow),
+        slowly(61930, "beam", "the same"),
         (61957, "dp", "an arena of the only GPU takes less if no row is staged"),
     ],
 )
 def test_searches_know_what_is_of_no_shard(seed: int, other: str, why: str) -> None:
     """How rows of arenas are read."""
     problem, model = tiny_problem(seed), Calibrated(calibration())
-    mine, others = (
-        solve(problem, name, model, max_steps=STEPS, threads=1).step_time_s
-        for name in ("auto", other)
-    )
-    assert mine <= others * (1 + 1e-6), why
+    limits = {"max_steps": STEPS, "threads": 1}
+    mine, others = (solve(problem, name, model, **limits) for name in ("auto", other))
+    assert mine.step_time_s <= others.step_time_s * (1 + 1e-6), why
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(40, 46), 41))
@@ -239,13 +227,9 @@ def test_lines_are_above_the_bytes_of_no_number_of_hot_rows(seed: int) -> None:
     all_plans = Enumeration(problem, model)
     instance, of_bytes = all_plans.instance, all_plans.first_byte
     gpus = len(problem.topology.gpus)
-    shards = [
-        shard
-        for table in range(instance.tables)
-        for option in instance.options_of(table)
-        for shard in instance.shards(table, option)
-    ]
-    for shard in shards:
+    numbers = range(instance.tables)
+    options = [(table, option) for table in numbers for option in instance.options_of(table)]
+    for shard in [shard for one in options for shard in instance.shards(*one)]:
         curve = instance.curve(shard, 0)
         line = line_between(curve)
         if line is None or not np.isfinite(curve.split_s):
@@ -314,11 +298,8 @@ def test_branch_and_bound_closes_any_gap_of_tiny_problems() -> None:
     )
     topology = replace(topology, links=links)
     topology = sized(topology, {"gpu:0": 98_849, "gpu:1": 101_113, "host:0": 7366})
-    problem = replace(
-        problem_of(rows, unread, topology=topology, batch_size=256), pipeline="serial"
-    )
-    result = solved(problem, "ilp")
-    assert result.gap < 0.01
+    problem = problem_of(rows, unread, topology=topology, batch_size=256)
+    assert solved(replace(problem, pipeline="serial"), "ilp").gap < 0.01
 
 
 @pytest.mark.parametrize("name", mostly_slow(["auto", "ilp"], "ilp"))
@@ -329,18 +310,12 @@ def test_a_first_program_without_an_option_that_fits_proves_nothing(name: str) -
     topology = machine(1, 3, launch_s=0.0)
     first, slow, last = topology.gpus
     of_last = replace(topology.hosts[-1], dram_bytes_per_s=1e12)
-    topology = replace(
-        topology,
-        gpus=(first, replace(slow, hbm_bytes_per_s=2e11), last),
-        hosts=(*topology.hosts[:-1], of_last),
-    )
+    gpus = first, replace(slow, hbm_bytes_per_s=2e11), last
+    topology = replace(topology, gpus=gpus, hosts=(*topology.hosts[:-1], of_last))
     topology = sized(topology, dict.fromkeys(("gpu:1", "gpu:2"), 14_523_409))
-    problem = replace(
-        problem_of(table, topology=topology, batch_size=50_576),
-        constraints=Constraints.of({"a": TableRule(devices=("gpu:1", "gpu:2"))}),
-        pipeline="serial",
-        exchange_dtype="bfloat16",
-    )
+    pinned = Constraints.of({"a": TableRule(devices=("gpu:1", "gpu:2"))})
+    problem = problem_of(table, topology=topology, batch_size=50_576)
+    problem = replace(problem, constraints=pinned, pipeline="serial", exchange_dtype="bfloat16")
     result = solved(problem, name)
     assert result.termination.reason == "optimal"
     check(problem, result)
