@@ -197,7 +197,7 @@ def test_a_cache_is_probed_for_every_lookup() -> None:
     for lookup, bytes_each in (("cached", 1000.0), ("staged", 0.0), ("device", 0.0)):
         with_probes, plain = evaluated(lookup, probe_bytes=1000.0), evaluated(lookup)
         probed_s = with_probes.gpus[0].hbm_s - plain.gpus[0].hbm_s
-        assert probed_s == pytest.approx(LOOKED_UP * bytes_each / 1e12, abs=0)
+        assert probed_s == pytest.approx(LOOKED_UP * bytes_each / 1e12, rel=1e-6, abs=0)
 
 
 def test_narrow_rows_take_more_than_their_bytes() -> None:
