@@ -230,6 +230,8 @@ def test_many_tables_are_summarised() -> None:
     assert len(text.splitlines()) < 60
     listed = report.to_json()["tables"]
     assert listed[0]["size_bytes"] == max(row["size_bytes"] for row in listed)
+    all_bytes = sum(row["size_bytes"] for row in report.to_json()["placements"])
+    assert all_bytes == sum(row["size_bytes"] for row in listed)
 
 
 def test_an_emulated_gpu_is_named_as_such(solved: tuple[Problem, Plan]) -> None:
