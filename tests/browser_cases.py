@@ -44,8 +44,7 @@ class Browser:
             message = json.loads(self.socket.recv())
             if message.get("id") == self._number:
                 assert "error" not in message, message
-                result: dict[str, Any] = message["result"]
-                return result
+                return message["result"]
             self._note(message)
 
     def _note(self, message: dict[str, Any]) -> None:

@@ -1,10 +1,7 @@
 """Small dense parts, tables and machines of round numbers."""
 
 from placer import Problem, Profile, Topology
-from placer.dense import (
-    Dense,
-    DenseLayers,
-)
+from placer.dense import Dense, DenseLayers
 from placer.profile.cdf import AccessCdf
 from placer.profile.table_profile import TableProfile
 from placer.tables import Feature, Table

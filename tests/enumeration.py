@@ -253,7 +253,6 @@ class Enumeration:
                 together = together.only(together.step_time_s < best[0])
                 if number + 1 < len(kept):
                     together = together.without_worse()
-            assert together is not None
             if len(together.row_slices):
                 fastest = int(together.step_time_s.argmin())
                 row_slices = zip(tables, together.row_slices[fastest].tolist(), strict=True)

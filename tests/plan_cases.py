@@ -85,14 +85,10 @@ def tables(draw: st.DrawFn, name: str = "t") -> Table:
         )
         for number in range(draw(st.integers(0, 2)))
     )
-    return Table(
-        name,
-        draw(st.integers(0, 30)),
-        draw(st.integers(1, 8)),
-        draw(st.sampled_from(["float32", "float16", "bfloat16"])),
-        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"])),
-        features,
-    )
+    rows, dim = draw(st.integers(0, 30)), draw(st.integers(1, 8))
+    dtype = draw(st.sampled_from(["float32", "float16", "bfloat16"]))
+    optimizer = draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"]))
+    return Table(name, rows, dim, dtype, optimizer, features)
 
 
 @st.composite
@@ -120,15 +116,12 @@ def covers(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
             shard = in_hbm(table.name, rows, strip, *replicas)
             kind = draw(st.sampled_from(["device", "uva", "staged", "cached", "host"]))
             if kind != "device":
-                shard = replace(
-                    shard, memory="dram", lookup=kind, buffer_bytes=draw(st.integers(0, 99))
-                )
-            if kind == "cached":
-                count = len(range(*rows))
-                cache_rows = draw(st.integers(1, count)) if count else 0
-                shard = replace(
-                    shard, lookup="cached" if count else "staged", cache_rows=cache_rows
-                )
+                size = draw(st.integers(0, 99))
+                shard = replace(shard, memory="dram", lookup=kind, buffer_bytes=size)
+            if kind == "cached" and not shard.row_count:
+                shard = replace(shard, lookup="staged")
+            elif kind == "cached":
+                shard = replace(shard, cache_rows=draw(st.integers(1, shard.row_count)))
             if shard.lookup in ("staged", "cached"):
                 shard = replace(shard, staging_rows=draw(st.integers(0, shard.row_count)))
             if kind == "host" and topology.servers and draw(st.booleans()):
@@ -152,26 +145,15 @@ def plans(draw: st.DrawFn) -> Plan:
         for table in chosen
         if draw(st.booleans())
     }
-    times = st.none() | st.floats(0, 1e3)
-    return Plan(
-        chosen,
-        topology,
-        shards,
-        {name: RowOrder("profile") for name in hot_ids},
-        hot_ids,
-        draw(st.integers(1, 1 << 20)),
-        SolverRecord(
-            draw(_words),
-            draw(st.sampled_from(["optimal", "feasible"])),
-            draw(times),
-            draw(times),
-            draw(st.floats(0, 1e6)),
-            draw(st.integers(-(1 << 70), 1 << 70)),
-            draw(_words),
-        ),
-        # An absolute path of a profile is saved as seen from the plan, which is tested by itself.
-        Provenance(draw(_words), draw(_words), draw(_words), draw(_words).lstrip("/")),
-    )
+    orders = {name: RowOrder("profile") for name in hot_ids}
+    batch_size, times = draw(st.integers(1, 1 << 20)), st.none() | st.floats(0, 1e3)
+    name, status = draw(_words), draw(st.sampled_from(["optimal", "feasible"]))
+    step_time_s, bound_s, seconds = draw(times), draw(times), draw(st.floats(0, 1e6))
+    seed, cost_model = draw(st.integers(-(1 << 70), 1 << 70)), draw(_words)
+    solver = SolverRecord(name, status, step_time_s, bound_s, seconds, seed, cost_model)
+    # An absolute path of a profile is saved as seen from the plan, which is tested by itself.
+    made = Provenance(draw(_words), draw(_words), draw(_words), draw(_words).lstrip("/"))
+    return Plan(chosen, topology, shards, orders, hot_ids, batch_size, solver, made)
 
 
 def with_drives(plan: Plan) -> Plan:

@@ -35,12 +35,9 @@ def counted_table(
 ) -> TableProfile:
     """A table of a log: counts by id, and so a row order."""
     dense = np.asarray(counts, dtype=np.int64)
-    features = (Feature(name, lookups),)
-    return TableProfile(
-        Table(name, dense.size, dim, features=features),
-        AccessCdf.from_counts(dense, dense.size),
-        RowCounts.from_dense(dense),
-    )
+    table = Table(name, dense.size, dim, features=(Feature(name, lookups),))
+    cdf = AccessCdf.from_counts(dense, dense.size)
+    return TableProfile(table, cdf, RowCounts.from_dense(dense))
 
 
 def problem_of(
@@ -75,15 +72,11 @@ def crossed_machine(hbm_bytes: int = 1 << 40, *, launch_s: float = 1e-6) -> Topo
 
 def resident_buffers(problem: Problem) -> int:
     """HBM that a problem's tables take on one GPU besides their rows, all of these in HBM."""
-    return sum(
-        with_buffers(
-            profile,
-            whole(problem, "device", table=number),
-            samples=problem.global_batch_size,
-            returns_bags=True,
-        ).buffer_bytes
-        for number, profile in enumerate(problem.profile)
-    )
+    taken, samples = 0, problem.global_batch_size
+    for number, profile in enumerate(problem.profile):
+        shard = whole(problem, "device", table=number)
+        taken += with_buffers(profile, shard, samples=samples, returns_bags=True).buffer_bytes
+    return taken
 
 
 def plan_for(problem: Problem, *shards: Shard) -> Plan:
@@ -94,15 +87,10 @@ def plan_for(problem: Problem, *shards: Shard) -> Plan:
 def whole(problem: Problem, lookup: Lookup, *devices: str, table: int = 0) -> Shard:
     """All of a table, read in one way; a cache holds half of the rows."""
     spec = problem.profile.tables[table].table
-    return Shard(
-        spec.name,
-        (0, spec.rows, 1),
-        (0, spec.dim),
-        devices or ("gpu:0",),
-        "hbm" if lookup == "device" else "dram",
-        lookup,
-        cache_rows=spec.rows // 2 if lookup == "cached" else 0,
-    )
+    memory = "hbm" if lookup == "device" else "dram"
+    cache_rows = spec.rows // 2 if lookup == "cached" else 0
+    cells, on = ((0, spec.rows, 1), (0, spec.dim)), devices or ("gpu:0",)
+    return Shard(spec.name, *cells, on, memory, lookup, cache_rows)
 
 
 @st.composite
@@ -118,18 +106,13 @@ def table_profiles(draw: st.DrawFn, name: str, *, least_rows: int = 0) -> TableP
         )
         for number in range(draw(st.integers(0, 2)))
     )
-    table = Table(
-        name,
-        rows,
-        draw(st.sampled_from([3, 16, 32, 80])),
-        draw(st.sampled_from(["float32", "float16"])),
-        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"])),
-        features,
-    )
+    dim = draw(st.sampled_from([3, 16, 32, 80]))
+    dtype = draw(st.sampled_from(["float32", "float16"]))
+    optimizer = draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"]))
+    table = Table(name, rows, dim, dtype, optimizer, features)
     if draw(st.booleans()):
-        dense = np.array(
-            draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows)), dtype=np.int64
-        )
+        counts = draw(st.lists(st.integers(0, 9), min_size=rows, max_size=rows))
+        dense = np.array(counts, dtype=np.int64)
         return TableProfile(table, AccessCdf.from_counts(dense, rows), RowCounts.from_dense(dense))
     return TableProfile(table, AccessCdf.zipf(rows, draw(st.floats(0, 2))))
 
@@ -139,15 +122,8 @@ def problems(draw: st.DrawFn, *, hbm_bytes: int = 1 << 40) -> Problem:
     """Up to 4 tables on up to 4 GPUs."""
     number = draw(st.integers(1, 4))
     tables = [draw(table_profiles(f"t{n}", least_rows=0 if n else 1)) for n in range(number)]
-    topology = draw(
-        st.sampled_from(
-            [
-                machine(1, hbm_bytes=hbm_bytes),
-                machine(3, hbm_bytes=hbm_bytes),
-                machine(2, 2, hbm_bytes=hbm_bytes),
-                unequal_machine(hbm_bytes),
-                crossed_machine(hbm_bytes),
-            ]
-        )
-    )
+    sizes = (1, 1), (3, 1), (2, 2)
+    machines = [machine(gpus, hosts, hbm_bytes=hbm_bytes) for gpus, hosts in sizes]
+    machines += [unequal_machine(hbm_bytes), crossed_machine(hbm_bytes)]
+    topology = draw(st.sampled_from(machines))
     return problem_of(*tables, topology=topology, batch_size=draw(st.integers(1, 200)))

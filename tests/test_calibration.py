@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,9 +63,8 @@ def test_random_cases_are_sound_plans_that_files_keep(gpus: int) -> None:
         assert Case.from_json(json.loads(json.dumps(case.to_json()))) == case
         assert case.problem().pipeline == case.plan().pipeline == "serial"
         kinds |= {shard.lookup for shard in case.shards}
-        assert {device for shard in case.shards for device in shard.devices} <= {
-            f"gpu:{number}" for number in range(gpus)
-        }
+        known = {f"gpu:{number}" for number in range(gpus)}
+        assert {device for shard in case.shards for device in shard.devices} <= known
     assert kinds == {"device", "staged", "uva", "host", "cached"}
 
 
@@ -87,9 +87,8 @@ def test_cases_to_calibrate_with_meet_every_constant_early(tiers: bool, gpus: in
     of_tiers = {term for term in TERMS if term.partition(".")[0] in
                 ("staged", "hit", "miss", "uva", "host", "cache_row", "arena_cached",
                  "arena_cached_lookup", "arena_pooled_lookup")}  # fmt: skip
-    assert missing == (set() if tiers else of_tiers) | (
-        set() if gpus > 1 else {"exchange_byte", "replicas"}
-    )
+    alone = set() if gpus > 1 else {"exchange_byte", "replicas"}
+    assert missing == (set() if tiers else of_tiers) | alone
     assert sum(case.kind == "reference" for case in cases) >= 5
 
 
@@ -98,12 +97,10 @@ def test_a_gpu_is_given_more_to_do() -> None:
     load = Setting(device="cuda:0").load
     assert load > Setting().load == 1
     usual = list(itertools.islice(calibration_cases(TIERED), 30))
-    for case, large in zip(
-        usual, calibration_cases(replace(TIERED, device="cuda:0")), strict=False
-    ):
-        lookups = [
-            c.batch_size * sum(t.lookups_per_sample for t in c.tables) for c in (case, large)
-        ]
+    of_gpu = calibration_cases(replace(TIERED, device="cuda:0"))
+    for case, large in zip(usual, of_gpu, strict=False):
+        each = [sum(t.lookups_per_sample for t in c.tables) for c in (case, large)]
+        lookups = [case.batch_size * each[0], large.batch_size * each[1]]
         assert large.kind == case.kind
         assert lookups[1] == pytest.approx(load * lookups[0], rel=0.05)
         assert sum(t.rows for t in large.tables) > 4 * sum(t.rows for t in case.tables)
@@ -143,10 +140,9 @@ def test_the_least_number_of_cases_is_measured_without_time(
     times = Measured((1.0,) * 8, (1.0,) * 8)
     monkeypatch.setattr(Measurer, "measure", lambda *_, **__: times)
     path, cases = tmp_path / "m.jsonl", [small_case(workload=f"w{n}") for n in range(5)]
-    assert not collect(cases, path, TIERED, budget_s=-1, least=3)
-    assert len(Dataset.load(path).measurements) == 3
-    assert not collect(cases, path, TIERED, budget_s=-1, least=3)
-    assert len(Dataset.load(path).measurements) == 3
+    for _ in range(2):
+        assert not collect(cases, path, TIERED, budget_s=-1, least=3)
+        assert len(Dataset.load(path).measurements) == 3
     assert collect(cases, path, TIERED, budget_s=-1, least=9)
 
 
@@ -164,9 +160,8 @@ def test_measurements_are_taken_up_where_they_ended(tmp_path: Path) -> None:
     assert told == [1, 2, 3, 4, 5, 6]
     loaded = Dataset.load(path)
     assert loaded.setting == TIERED
-    assert [(m.case.workload, m.repeat) for m in loaded.measurements] == [
-        (case.workload, repeat) for repeat in range(2) for case in cases
-    ]
+    found = [(m.case.workload, m.repeat) for m in loaded.measurements]
+    assert found == [(case.workload, repeat) for repeat in range(2) for case in cases]
     assert [len(times) for _, times in repeated(loaded.measurements)] == [2, 2, 2]
     assert collect(cases, path, TIERED, budget_s=0, repeats=2)
 
@@ -269,8 +264,8 @@ def test_constants_are_found_again() -> None:
 @pytest.mark.slow
 def test_what_exchanges_take_is_found_again() -> None:
     """Of two GPUs the slower one's work counts, and which that is follows from the constants."""
-    found = calibrate(dataset(first(calibration_cases(Setting("numba", ranks=2)), 100),
-                              Setting("numba", ranks=2)))  # fmt: skip
+    setting = Setting("numba", ranks=2)
+    found = calibrate(dataset(first(calibration_cases(setting), 100), setting))
     assert found.relative_error < 0.02
     for term in ("exchange_byte", "replicas"):
         assert found.constants[term].value_s == pytest.approx(SECONDS[term], rel=0.05)
@@ -317,8 +312,8 @@ def test_rows_on_the_host_take_time_of_the_link() -> None:
 
 def test_without_exchanges_in_the_measurements_the_links_of_the_topology_count() -> None:
     known = calibration()
-    without = replace(known, constants={t: c for t, c in known.constants.items()
-                                        if t != "exchange_byte"})  # fmt: skip
+    others = {t: c for t, c in known.constants.items() if t != "exchange_byte"}
+    without = replace(known, constants=others)
     for case in random_cases(4, 6, plans=2, gpus=2):
         problem, plan = case.problem(), case.plan()
         byte_s = problem.topology.exchange_s("gpu:0", 1.0)
@@ -338,8 +333,8 @@ def test_where_tiers_are_one_memory_every_lookup_costs_the_same() -> None:
     model = Calibrated(found)
     case = next(random_cases(21, 1))
     problem, plan = case.problem(), case.plan()
-    in_hbm = replace(plan, shards=tuple(replace(s, memory="hbm", lookup="device", cache_rows=0,
-                                                staging_rows=0) for s in plan.shards))  # fmt: skip
+    home = {"memory": "hbm", "lookup": "device", "cache_rows": 0, "staging_rows": 0}
+    in_hbm = replace(plan, shards=tuple(replace(shard, **home) for shard in plan.shards))
     here, there = (model.evaluate(problem, p).step_time_s for p in (plan, in_hbm))
     assert here == pytest.approx(there)
 
@@ -359,6 +354,14 @@ def test_outliers_move_constants_little() -> None:
     assert all(one.low_s <= one.value_s <= one.high_s for one in found.constants.values())
 
 
+def with_wall_times(data: Dataset, times: Iterable[tuple[float, ...]]) -> Dataset:
+    changed = (
+        replace(m, measured=replace(m.measured, wall_s=wall_s))
+        for m, wall_s in zip(data.measurements, times, strict=True)
+    )
+    return replace(data, measurements=tuple(changed))
+
+
 def test_an_unsteady_machine_is_told() -> None:
     cases = first(calibration_cases(TIERED), 45)
     data = dataset(cases, TIERED)
@@ -367,27 +370,22 @@ def test_an_unsteady_machine_is_told() -> None:
         times = tuple(t * factor for t in m.measured.wall_s)
         return replace(m, measured=Measured(times, times))
 
-    drifted = tuple(slower(m, 1 + 0.01 * n) for n, m in enumerate(data.measurements))
+    slowing = tuple(slower(m, 1 + 0.01 * n) for n, m in enumerate(data.measurements))
+    drifted = replace(data, measurements=slowing)
     assert noise_of(data).drift == 0
-    assert noise_of(replace(data, measurements=drifted)).drift > 0.15
-    assert calibrate(replace(data, measurements=drifted)).noisy
-    waited = tuple(
-        replace(m, measured=Measured(tuple(2 * t for t in m.measured.wall_s), m.measured.cpu_s))
-        for m in data.measurements
-    )
-    data = replace(data, measurements=waited)
+    assert noise_of(drifted).drift > 0.15
+    assert calibrate(drifted).noisy
+    twice = (tuple(2 * t for t in m.measured.wall_s) for m in data.measurements)
+    data = with_wall_times(data, twice)
     assert noise_of(data).wait == pytest.approx(1)
     (warning,) = calibration_warnings(calibrate(data))
     assert warning.endswith("running, or with --clock cpu")
     # Waiting is no part of processor time.
     assert not calibration_warnings(calibrate(data, "cpu"))
-    (warning,) = calibration_warnings(calibrate(replace(data, measurements=drifted), "cpu"))
+    (warning,) = calibration_warnings(calibrate(drifted, "cpu"))
     assert warning.endswith("nothing else running")
-    unsteady = tuple(
-        replace(m, measured=replace(m.measured, wall_s=(1e-3, 5e-3, 9e-3)))
-        for m in data.measurements
-    )
-    by_wall, by_cpu = (noise_of(replace(data, measurements=unsteady), c) for c in ("wall", "cpu"))
+    unsteady = with_wall_times(data, [(1e-3, 5e-3, 9e-3)] * len(data.measurements))
+    by_wall, by_cpu = (noise_of(unsteady, clock) for clock in ("wall", "cpu"))
     assert by_wall.spread > 0.15 > by_cpu.spread
     assert noise_of(replace(data, setting=replace(data.setting, ranks=2))).wait == 0
 

@@ -90,9 +90,8 @@ def test_ranks_of_any_number_and_plan_load_what_others_saved(
     folder: Path, outcomes: Outcomes
 ) -> None:
     expected = outcomes.of("files")[0]
-    assert {key.split(".")[-1] for key in expected} == {
-        *("weight", "sum", "exp_avg", "exp_avg_sq", "updates")
-    }
+    kinds = {key.split(".")[-1] for key in expected}
+    assert kinds == {"weight", "sum", "exp_avg", "exp_avg_sq", "updates"}
     for saved in ("4", "2", "1"):
         plain = plain_model(every_optimizer(0))
         stock_load(folder / "files" / saved, plain)
@@ -201,11 +200,8 @@ def net_plan(cut: bool):
     if not cut:
         return plan_of(tables)
     a, items = tables
-    return plan_of(
-        tables,
-        [shard(a, cols=(0, 4)), shard(a, cols=(4, 8), memory="dram")]
-        + [shard(items, (i, 40, 2)) for i in range(2)],
-    )
+    strips = [shard(a, cols=(0, 4)), shard(a, cols=(4, 8), memory="dram")]
+    return plan_of(tables, strips + [shard(items, (i, 40, 2)) for i in range(2)])
 
 
 def step_of(model: nn.Module, seed: int) -> torch.Tensor:
@@ -240,11 +236,15 @@ def test_a_model_after_apply_plan_is_saved_and_loads_into_the_plain_one(tmp_path
     assert torch.equal(step_of(model, 9), step_of(other, 9))
 
 
+def plainly_saved(content: dict[str, Any], folder: Path) -> None:
+    """Save by torch alone."""
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(content, checkpoint_id=folder, no_dist=True)
+
+
 def test_a_plain_models_checkpoint_loads_under_a_plan(tmp_path: Path) -> None:
     plain = Net()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save({"model": plain}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    plainly_saved({"model": plain}, tmp_path / "saved")
     expected = copy.deepcopy(plain.state_dict())
     torch.manual_seed(1)
     model = Net()
@@ -262,8 +262,7 @@ def test_tools_of_torch_find_the_nested_state_dict(tmp_path: Path) -> None:
 
     model = trained(every_placement("sgd"))
     save_model(tmp_path / "saved", model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         dcp_to_torch_save(tmp_path / "saved", tmp_path / "file.pt")
     found = torch.load(tmp_path / "file.pt", weights_only=True)
     same(found["model"], dict(model.state_dict()))
@@ -272,16 +271,12 @@ def test_tools_of_torch_find_the_nested_state_dict(tmp_path: Path) -> None:
 def test_empty_tables_and_large_dense_tensors_are_kept(tmp_path: Path) -> None:
     tables = [Table("none", 0, 4, features=(Feature("n"),)), two_features()]
     model = trained(plan_of(tables, [shard(tables[1])]))
-    given_tensors = {
-        "large": torch.randn(90, 5),
-        "scalar": torch.tensor(2.5),
-        "empty": torch.empty(0, 2),
-    }
+    given_tensors = {"large": torch.randn(90, 5), "scalar": torch.tensor(2.5)}
+    given_tensors["empty"] = torch.empty(0, 2)
     with small_blocks():
         save_model(tmp_path / "saved", model, given_tensors)
     large = next(one for one in read_metadata(tmp_path / "saved") if one.name == "large")
-    chunks = large.blocks
-    assert len(chunks) > 1
+    assert len(large.blocks) > 1
     rest = load_model(tmp_path / "saved", model)
     same(rest, given_tensors)
     plain = plain_model(model.plan)
@@ -368,8 +363,13 @@ def unpickled(folder: Path) -> Any:
     return pickle.loads((folder / ".metadata").read_bytes())
 
 
-def loads(folder: Path) -> None:
-    load_model(folder, PlacedEmbeddings(plan_of([two_features()])))
+def write(folder: Path, metadata: object) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        load_model(folder, PlacedEmbeddings(plan_of([two_features()])))
 
 
 class Evil:
@@ -385,19 +385,12 @@ class Evil:
 @pytest.mark.parametrize("hidden", [False, True])
 def test_code_in_the_metadata_is_not_run(saved: Path, hidden: bool) -> None:
     marker = saved.parent / "ran"
-    if hidden:  # Within metadata that is otherwise as it should be.
-        metadata = unpickled(saved)
-        metadata.planner_data = Evil(marker)
-        content = pickle.dumps(metadata)
-    else:
-        content = pickle.dumps(Evil(marker))
-    (saved / ".metadata").write_bytes(content)
-    with pytest.raises(
-        CheckpointError, match=r"it wants (posix|nt)\.system; nothing of it was run"
-    ):
-        loads(saved)
+    metadata = unpickled(saved)
+    metadata.planner_data = Evil(marker)  # Within metadata that is otherwise as it should be.
+    write(saved, metadata if hidden else Evil(marker))
+    refused(saved, r"it wants (posix|nt)\.system; nothing of it was run")
     assert not marker.exists()
-    pickle.loads(content)  # It would have.
+    unpickled(saved)  # It would have.
     assert marker.exists()
 
 
@@ -408,32 +401,27 @@ def test_functions_of_modules_that_metadata_needs_are_refused(saved: Path, name:
     module, _, attribute = name.partition(".") if "pathlib" in name else name.rpartition(".")
     text = f"\x80\x04\x8c{chr(len(module))}{module}\x8c{chr(len(attribute))}{attribute}\x93."
     (saved / ".metadata").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointError, match=f"it wants {re.escape(name)}; nothing of it was run"):
-        loads(saved)
+    refused(saved, f"it wants {re.escape(name)}; nothing of it was run")
 
 
 def test_metadata_cannot_name_files_elsewhere(saved: Path) -> None:
     metadata = unpickled(saved)
     for place in metadata.storage_data.values():
         place.relative_path = "../saved/__0_0.distcp"
-    (saved / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=r"\.metadata is damaged.*in .\.\./saved"):
-        loads(saved)
+    write(saved, metadata)
+    refused(saved, r"\.metadata is damaged.*in .\.\./saved")
 
 
 def test_a_block_that_was_not_saved_is_missed(saved: Path) -> None:
     metadata = unpickled(saved)
     del metadata.state_dict_metadata["model.t.weight"].chunks[3]
-    (saved / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=r"lacks a part of rows \d+\.\.\d+ of model\.t\.wei"):
-        loads(saved)
+    write(saved, metadata)
+    refused(saved, r"lacks a part of rows \d+\.\.\d+ of model\.t\.wei")
 
 
 def test_blocks_of_columns_are_joined(tmp_path: Path) -> None:
     parts = {"left": torch.randn(5, 3), "right": torch.randn(5, 2)}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dcp.save(parts, checkpoint_id=tmp_path, no_dist=True)
+    plainly_saved(parts, tmp_path)
     metadata = unpickled(tmp_path)
     whole, places = metadata.state_dict_metadata["left"], metadata.storage_data
     right = metadata.state_dict_metadata.pop("right").chunks[0]
@@ -441,11 +429,11 @@ def test_blocks_of_columns_are_joined(tmp_path: Path) -> None:
     whole.chunks.append(right)
     at = next(iter(places))
     places[replace(at, fqn="left", offset=right.offsets)] = places.pop(replace(at, fqn="right"))
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    write(tmp_path, metadata)
     expected = torch.cat(list(parts.values()), 1)
     assert torch.equal(read_tensors(tmp_path)["left"].whole(), expected)
     del whole.chunks[1]
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    write(tmp_path, metadata)
     with pytest.raises(CheckpointError, match=r"lacks a part of rows 0\.\.5 of left"):
         read_tensors(tmp_path)["left"].whole()
 
@@ -453,18 +441,15 @@ def test_blocks_of_columns_are_joined(tmp_path: Path) -> None:
 def test_a_file_cut_short_is_named(saved: Path) -> None:
     path = saved / "__0_0.distcp"
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(CheckpointError, match=r"__0_0.distcp is cut short: it lacks a part of "):
-        loads(saved)
+    refused(saved, r"__0_0.distcp is cut short: it lacks a part of ")
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"cannot read .*__0_0.distcp: No such file"):
-        loads(saved)
+    refused(saved, r"cannot read .*__0_0.distcp: No such file")
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", pickle.dumps({"no": "metadata"})])
 def test_metadata_that_is_none_is_refused(saved: Path, content: bytes) -> None:
     (saved / ".metadata").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"no metadata of torch.distributed.checkpoint"):
-        loads(saved)
+    refused(saved, r"no metadata of torch.distributed.checkpoint")
 
 
 def test_what_does_not_fit_is_named_before_anything_is_changed(tmp_path: Path) -> None:

@@ -30,7 +30,6 @@ def check(folder: Path, output: str) -> placer.Profile:
     assert len(losses) >= 10
     assert all(abs(float(placed) - float(unplaced)) < 1e-5 for placed, unplaced, _ in losses)
     auc = re.search(r"AUC +(0\.\d+) +(0\.\d+) +of ([\d,]+) held-out samples", output)
-    assert auc is not None
     assert abs(float(auc[1]) - float(auc[2])) < 1e-3
     assert "equal to float tolerance, step for step" in output
     return profile

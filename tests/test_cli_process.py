@@ -42,8 +42,6 @@ def test_results_can_be_piped_away(workbench: Workbench) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
     process.stdout.close()
     notes = process.stderr.read()
     process.wait(timeout=60)

@@ -17,8 +17,7 @@ from placer.profile.table_profile import RowCounts
 
 def replanned(*arguments: str | Path) -> dict[str, object]:
     """What `placer replan --format json` prints."""
-    found: dict[str, object] = json.loads(succeed("replan", *arguments, "--format", "json").stdout)
-    return found
+    return json.loads(succeed("replan", *arguments, "--format", "json").stdout)
 
 
 def test_an_unchanged_problem_keeps_its_plan(few_tables: Workbench, tmp_path: Path) -> None:

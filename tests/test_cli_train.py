@@ -20,8 +20,7 @@ def trained(*arguments: str | Path) -> dict[str, Any]:
     """The JSON result of a run."""
     done = succeed(*arguments, "--format", "json")
     assert "None" not in done.stderr  # No note is on an option that was not given.
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    return json.loads(done.stdout)
 
 
 _IMPORTS = """
@@ -64,7 +63,6 @@ def test_a_plan_that_python_saved_names_its_profile(workbench: Workbench) -> Non
     profile = Profile.load(workbench.profile)
     machine = Topology.parse(str(workbench.folder / "machine.yaml"), hbm="100KiB")
     plan = solve(Problem(profile, machine, 8), solver="greedy-size").plan
-    assert plan is not None
     plan.save(workbench.folder / "saved.json")
     assert Plan.load(workbench.folder / "saved.json").provenance.profile == "profile"
     path = workbench.folder / "saved.json"

@@ -95,9 +95,18 @@ def roofline(problem: Problem, *shards: Shard) -> CostReport:
     return PLAIN.evaluate(problem, plan_for(problem, *shards))
 
 
+def evaluated(lookup: Lookup, **constants: float) -> CostReport:
+    """The table of `uniform`, read in one way, by `PLAIN` with some other constants."""
+    model = Roofline(replace(PLAIN.constants, **constants))
+    return model.evaluate(uniform(), plan_for(uniform(), whole(uniform(), lookup)))
+
+
+def phases_of(report: CostReport) -> dict[str, float]:
+    return {phase.name: phase.slowest_s for phase in report.phases}
+
+
 def parts_of(report: CostReport) -> set[str]:
     """The parts that a step's time is made of; together they are all of it."""
-    assert report.parts_s is not None
     assert report.parts_s.sum(axis=0) == pytest.approx(report.phase_times_s, abs=1e-18)
     return {part for part, seconds in zip(PARTS, report.parts_s, strict=True) if seconds.any()}
 
@@ -116,7 +125,7 @@ READ = LOOKED_UP * W + UNIQUE * ROW
 def test_ways_to_read_rows_by_hand(
     lookup: Lookup, hbm: float, link: float, dram: float, share: float
 ) -> None:
-    report = roofline(uniform(), whole(uniform(), lookup))
+    report = evaluated(lookup)
     (gpu,), (host,) = report.gpus, report.hosts
     assert gpu.hbm_s == pytest.approx((hbm + 2 * OUTPUT) / 1e12)
     assert gpu.link_s == pytest.approx(link / 1e10)
@@ -130,14 +139,12 @@ def test_ways_to_read_rows_by_hand(
 
 def test_shares_of_bandwidths_and_bytes_besides_rows_by_hand() -> None:
     """Lookups at half of the bandwidth, updates at a fourth, and 10 and 20 bytes of each lookup."""
-    constants = RooflineConstants(0.5, 0.25, 10.0, 20.0, 1.0, 0.0, 1.0, 1.0, 1.0)
-    report = Roofline(constants).evaluate(
-        uniform(), plan_for(uniform(), whole(uniform(), "device"))
-    )
+    shares = {"lookup_share": 0.5, "update_share": 0.25}
+    report = evaluated("device", **shares, lookup_bytes=10.0, update_bytes=20.0)
     lookup = 2 * (LOOKED_UP * (ID_BYTES + 10 + W))
     update = 4 * (LOOKED_UP * (SORT_BYTES_PER_LOOKUP + 20 + W) + 2 * UNIQUE * ROW)
     assert report.gpus[0].hbm_s == pytest.approx((lookup + update + 6 * OUTPUT) / 1e12)
-    phases = {phase.name: phase.slowest_s for phase in report.phases}
+    phases = phases_of(report)
     # What the output takes is half and half; an arena's first kernel is the lookup's.
     assert phases["lookup"] == pytest.approx((lookup + 3 * OUTPUT) / 1e12 + 1e-6)
     assert phases["update"] == pytest.approx((update + 3 * OUTPUT) / 1e12 + UPDATE_KERNELS * 1e-6)
@@ -145,37 +152,24 @@ def test_shares_of_bandwidths_and_bytes_besides_rows_by_hand() -> None:
 
 def test_lookups_that_repeat_a_row_cost_a_part_of_it() -> None:
     """Each distinct row once, and a fourth of it for each further lookup; from the host alike."""
-    constants = replace(PLAIN.constants, repeat_share=0.25)
-
-    def cost(lookup: Lookup) -> CostReport:
-        plan = plan_for(uniform(), whole(uniform(), lookup))
-        return Roofline(constants).evaluate(uniform(), plan)
-
     read = UNIQUE * W + 0.25 * (LOOKED_UP - UNIQUE) * W
     saved = (LOOKED_UP * W - read) / 1e12
-    plain = roofline(uniform(), whole(uniform(), "device"))
-    assert plain.gpus[0].hbm_s - cost("device").gpus[0].hbm_s == pytest.approx(saved)
-    before, after = (
-        next(phase.slowest_s for phase in report.phases if phase.name == "lookup")
-        for report in (plain, cost("device"))
-    )
+    before, after = evaluated("device"), evaluated("device", repeat_share=0.25)
+    assert before.gpus[0].hbm_s - after.gpus[0].hbm_s == pytest.approx(saved)
     # Four bytes of state are taken for weights here, which the lookup does not read.
-    assert before - after == pytest.approx(saved, rel=0.15)
-    in_place = cost("uva")
+    saved_of_lookup = phases_of(before)["lookup"] - phases_of(after)["lookup"]
+    assert saved_of_lookup == pytest.approx(saved, rel=0.15)
+    in_place = evaluated("uva", repeat_share=0.25)
     assert in_place.gpus[0].link_s == pytest.approx((read + UNIQUE * ROW) / 1e10)
     assert in_place.hosts[0].dram_s == pytest.approx((read + 2 * UNIQUE * ROW) / 1e11)
 
 
 def test_shares_of_the_host_link_by_hand() -> None:
     """Copies at half of it, rows read in place at a fourth, and their update at an eighth."""
-    constants = RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.5, 0.25, 0.125)
-
-    def link_s(lookup: Lookup) -> float:
-        plan = plan_for(uniform(), whole(uniform(), lookup))
-        return Roofline(constants).evaluate(uniform(), plan).gpus[0].link_s
-
-    assert link_s("staged") == pytest.approx(2 * UNIQUE * ROW / 1e10)
-    assert link_s("uva") == pytest.approx((4 * LOOKED_UP * W + 8 * UNIQUE * ROW) / 1e10)
+    shares = {"copy_share": 0.5, "in_place_share": 0.25, "in_place_update_share": 0.125}
+    staged, in_place = (evaluated(way, **shares).gpus[0].link_s for way in ("staged", "uva"))
+    assert staged == pytest.approx(2 * UNIQUE * ROW / 1e10)
+    assert in_place == pytest.approx((4 * LOOKED_UP * W + 8 * UNIQUE * ROW) / 1e10)
 
 
 @pytest.mark.parametrize(("lookup", "serial_s", "ahead_s"), [
@@ -200,17 +194,10 @@ def test_what_an_executor_takes_besides_by_hand(
 
 def test_a_cache_is_probed_for_every_lookup() -> None:
     """Hits and misses alike, ahead of the lookup; a table that is in HBM is not probed."""
-    constants = RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 1000.0, 1.0, 1.0, 1.0)
-    probed = {
-        lookup: Roofline(constants)
-        .evaluate(uniform(), plan_for(uniform(), whole(uniform(), lookup)))
-        .gpus[0]
-        .hbm_s
-        - roofline(uniform(), whole(uniform(), lookup)).gpus[0].hbm_s
-        for lookup in ("cached", "staged", "device")
-    }
-    assert probed["cached"] == pytest.approx(LOOKED_UP * 1000 / 1e12)
-    assert (probed["staged"], probed["device"]) == (0, 0)
+    for lookup, bytes_each in (("cached", 1000.0), ("staged", 0.0), ("device", 0.0)):
+        with_probes, plain = evaluated(lookup, probe_bytes=1000.0), evaluated(lookup)
+        probed_s = with_probes.gpus[0].hbm_s - plain.gpus[0].hbm_s
+        assert probed_s == pytest.approx(LOOKED_UP * bytes_each / 1e12, rel=1e-6, abs=0)
 
 
 def test_narrow_rows_take_more_than_their_bytes() -> None:
@@ -220,7 +207,7 @@ def test_narrow_rows_take_more_than_their_bytes() -> None:
         table = zipf_table("t", 100_000, dim, lookups=100.0, exponent=0.0)
         problem = problem_of(table, topology=machine(1))
         report = Roofline().evaluate(problem, plan_for(problem, whole(problem, "device")))
-        return next(phase.slowest_s for phase in report.phases if phase.name == "lookup") - 1e-6
+        return phases_of(report)["lookup"] - 1e-6
 
     assert lookup_s(128) / lookup_s(16) == pytest.approx(4.65, rel=0.15)
     assert 1.8 < lookup_s(128) / lookup_s(64) < 2
@@ -228,25 +215,22 @@ def test_narrow_rows_take_more_than_their_bytes() -> None:
 
 def test_trainers_add_to_steps_with_dense_layers() -> None:
     layers = DenseLayers(top=(1,), flops_per_s=1e12)
-    pair = uniform(2)
-    with_dense = replace(pair, dense=layers)
-    constants = RooflineConstants(step_s=1.0, exchange_step_s=2.0)
-    alone = Roofline(constants).schedule(uniform()).fixed_s
-    assert max(alone) < 1
-    assert Roofline(constants).schedule(with_dense).fixed_s[0] == pytest.approx(3.0, rel=1e-3)
-    single = replace(uniform(), dense=layers)
-    assert Roofline(constants).schedule(single).fixed_s[0] == pytest.approx(1.0, rel=1e-3)
+    model = Roofline(RooflineConstants(step_s=1.0, exchange_step_s=2.0))
+    assert max(model.schedule(uniform()).fixed_s) < 1
+    for gpus, fixed_s in ((2, 3.0), (1, 1.0)):
+        with_dense = replace(uniform(gpus), dense=layers)
+        assert model.schedule(with_dense).fixed_s[0] == pytest.approx(fixed_s, rel=1e-3)
 
 
 def test_the_error_is_known_of_machines_that_others_have_measured() -> None:
-    report = roofline(uniform(), whole(uniform(), "device"))
+    report = evaluated("device")
     assert report.relative_error == RooflineConstants().relative_error
     emulated = replace(uniform(), topology=replace(machine(1), emulated=True))
     assert roofline(emulated, whole(emulated, "device")).relative_error is None
 
 
 def test_rows_pooled_by_the_host_by_hand() -> None:
-    by_gpu = roofline(uniform(), whole(uniform(), "host"))
+    by_gpu = evaluated("host")
     (gpu,), (host,) = by_gpu.gpus, by_gpu.hosts
     # Vectors and their gradients, and until the host's processors are done.
     assert gpu.link_s == pytest.approx(2 * OUTPUT / 1e10 + HBM_ROWS / 1e11)
@@ -260,8 +244,7 @@ def test_rows_pooled_by_the_host_by_hand() -> None:
     assert by_host.hosts[0].dram_s == pytest.approx(HBM_ROWS / 1e11)
     assert [g.launch_s for g in by_host.gpus] == [0, 0]
     # Processors that reach half of the memory's bandwidth take twice as long.
-    slow = Roofline(replace(PLAIN.constants, host_pool_share=0.5))
-    halved = slow.evaluate(uniform(), plan_for(uniform(), whole(uniform(), "host")))
+    halved = evaluated("host", host_pool_share=0.5)
     assert halved.gpus[0].link_s == pytest.approx(2 * OUTPUT / 1e10 + 2 * HBM_ROWS / 1e11)
     assert halved.hosts[0].dram_s == pytest.approx(2 * HBM_ROWS / 1e11)
 
@@ -311,10 +294,8 @@ def test_curves_of_servers_are_what_their_plans_cost(model: StepEquation) -> Non
         # The rest of a table in column slices says that there are some.
         rest = replace(shard, cols=(8, 16), devices=("host:2",))
         plan = replace(plan, shards=(*plan.shards, rest) if option.column_widths else plan.shards)
-        report, curve = (
-            model.evaluate(problem, plan),
-            model.cost_curve(problem, TableShard(0, option), 1),
-        )
+        report = model.evaluate(problem, plan)
+        curve = model.cost_curve(problem, TableShard(0, option), 1)
         assert curve.hot_rows.tolist() == [0]
         assert curve.gpu_s[0] == pytest.approx(report.gpus[1].total_s)
         assert curve.dram_s[0] == pytest.approx(report.hosts[1].dram_s)
@@ -364,13 +345,11 @@ def test_ways_to_read_rows_do_not_depend_on_the_order_of_gpus() -> None:
         replace(link, bytes_per_s=1e8 if link.a == "gpu:1" else 1e14) for link in topology.links
     )
     table = zipf_table("t", 1_000_000, lookups=50.0, exponent=0.0)
-    ways = [
-        Roofline().sharding_options(problem_of(table, topology=one, batch_size=1024), 0)
-        for one in (
-            replace(topology, links=links),
-            replace(topology, links=links, gpus=topology.gpus[::-1]),
-        )
-    ]
+    ways = []
+    for gpus in (topology.gpus, topology.gpus[::-1]):
+        unequal = replace(topology, links=links, gpus=gpus)
+        problem = problem_of(table, topology=unequal, batch_size=1024)
+        ways.append(Roofline().sharding_options(problem, 0))
     assert "host" in {option.cold for option in ways[1]}
     assert ways[0] == ways[1]
 
@@ -424,11 +403,7 @@ def test_what_a_gpu_of_two_sends(pooling: str, dtype: DType, exchanged: Any, sen
 
 def test_row_slices_each_send_a_part_of_the_bag_and_shards_of_one_gpu_pool_together() -> None:
     pair = uniform(2)
-    apart = roofline(
-        pair,
-        in_hbm("t", (0, 4, 2), (0, 16), "gpu:0"),
-        in_hbm("t", (1, 4, 2), (0, 16), "gpu:1"),
-    )
+    apart = roofline(pair, *(in_hbm("t", (i, 4, 2), (0, 16), f"gpu:{i}") for i in range(2)))
     half = (LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * OUTPUT) / 2 / 1e11
     assert [gpu.communication_s for gpu in apart.gpus] == pytest.approx([half, half])
     together = roofline(pair, in_hbm("t", (0, 2, 1), (0, 16)), in_dram("t", (2, 4, 1), (0, 16)))
@@ -439,12 +414,9 @@ def test_row_slices_each_send_a_part_of_the_bag_and_shards_of_one_gpu_pool_toget
 
 def test_strips_of_columns_send_their_columns() -> None:
     pair = uniform(2)
-    report = roofline(
-        pair,
-        in_hbm("t", (0, 4, 1), (0, 4), "gpu:0"),
-        in_hbm("t", (0, 4, 1), (4, 16), "gpu:1"),
-    )
-    narrow, wide = report.gpus
+    strips = enumerate([(0, 4), (4, 16)])
+    shards = [in_hbm("t", (0, 4, 1), cols, f"gpu:{i}") for i, cols in strips]
+    narrow, wide = roofline(pair, *shards).gpus
     ids = LOOKED_UP * ID_BYTES + LENGTHS
     squares = 4 * UNIQUE  # All of it goes to the other GPU.
     assert narrow.communication_s == pytest.approx(((ids + OUTPUT / 2) / 2 + squares) / 1e11)
@@ -461,7 +433,7 @@ def test_row_slices_under_max_send_rows_one_by_one() -> None:
     sent = LOOKED_UP / 2 * ID_BYTES + LENGTHS + 2 * LOOKED_UP / 2 * W
     for gpu in (*roofline(pair, *slices).gpus, *roofline(unread, *slices).gpus):
         assert gpu.communication_s == pytest.approx(sent / 2 / 1e11)
-    (curve,) = (PLAIN.cost_curve(pair, shard, 0) for shard in [TableShard(0, ShardingOption(2))])
+    curve = PLAIN.cost_curve(pair, TableShard(0, ShardingOption(2)), 0)
     assert curve.gpu_s[-1] + LAUNCHED == pytest.approx(roofline(pair, *slices).gpus[0].total_s)
 
 
@@ -529,19 +501,13 @@ def test_two_steps_share_the_rows_that_both_touch() -> None:
     assert 0.999**1600 * 1000 < 1000 - one < 0.45 * 1000
 
 
-@given(
-    st.integers(1, 400),
-    st.floats(0, 1.5),
-    st.floats(0, 30),
-    st.integers(1, 64),
-    st.sampled_from(["staged", "cached"]),
-    st.data(),
-)
+@given(st.integers(1, 400), st.integers(1, 64), st.sampled_from(["staged", "cached"]), st.data())
 @examples(150)
 def test_buffers_hold_the_rows_that_are_staged(
-    rows: int, exponent: float, lookups: float, samples: int, lookup: Lookup, data: st.DataObject
+    rows: int, samples: int, lookup: Lookup, data: st.DataObject
 ) -> None:
     """Weights, state and bookkeeping of all staging rows, and the integers; no row too many."""
+    exponent, lookups = data.draw(st.floats(0, 1.5)), data.draw(st.floats(0, 30))
     profile = zipf_table("t", rows, lookups=lookups, exponent=exponent)
     table, cdf = profile.table, profile.cdf
     start = data.draw(st.integers(0, rows - 1))
@@ -611,9 +577,8 @@ def test_a_cache_of_every_size_by_hand() -> None:
     in_flight = IN_FLIGHT * 3 / 4
     buffers = 2 * OUTPUT + INDEX + (in_flight + 4 * math.sqrt(in_flight)) * ENTRY
     assert curve.hbm_bytes[1] + curve.split_hbm_bytes == pytest.approx(ENTRY + buffers)
-    assert curve.hbm_bytes[[0, -1]] == pytest.approx(
-        [2 * OUTPUT + INDEX, 4 * ROW + 2 * OUTPUT + INDEX]
-    )
+    none, rows = 2 * OUTPUT + INDEX, 4 * ROW
+    assert curve.hbm_bytes[[0, -1]] == pytest.approx([none, rows + none])
     assert curve.dram_bytes.tolist() == [4 * ROW] * 4 + [0]
     half = replace(whole(problem, "cached"), cache_rows=1)
     found = PLAIN.with_buffers(problem, 0, half, returns_bags=True)
@@ -649,29 +614,24 @@ def test_the_options_that_are_searched() -> None:
         assert sum(column_widths) == 48
         assert list(column_widths) == sorted(column_widths, reverse=True)
         assert all(width % 8 == 0 for width in column_widths)
-    assert {c for c in usual if c.column_widths and c.row_slices > 1} == {
-        ShardingOption(2, (32, 16))
-    }
+    both = {c for c in usual if c.column_widths and c.row_slices > 1}
+    assert both == {ShardingOption(2, (32, 16))}
     assert {c.row_slices for c in found if c.replicated_rows == 8} == {1}
     assert {c.row_slices for c in found if 0 < c.replicated_rows < 8} >= {1, 2, 4}
-    assert {c for c in found if c.cold == "uva"} == {
-        ShardingOption(w, cold="uva") for w in (1, 2, 4)
-    }
+    in_place = {c for c in found if c.cold == "uva"}
+    assert in_place == {ShardingOption(w, cold="uva") for w in (1, 2, 4)}
     cached = {(c.row_slices, c.column_widths) for c in found if c.cold == "cached"}
     assert cached == {(1, ()), (1, (32, 16))}
 
 
 def test_the_options_of_a_table_without_much_to_option() -> None:
+    whole_table = ShardingOption(1), ShardingOption(1, cold="uva")
     alone = problem_of(zipf_table("t", 100, 64), topology=machine(1))
-    assert options(alone) == (ShardingOption(1), ShardingOption(1, cold="uva"))
+    assert options(alone) == whole_table
     narrow = problem_of(zipf_table("t", 1, 20), topology=machine(4))
-    assert options(narrow) == (
-        ShardingOption(1),
-        ShardingOption(1, cold="uva"),
-        ShardingOption(replicated_rows=1),
-    )
+    assert options(narrow) == (*whole_table, ShardingOption(replicated_rows=1))
     none = problem_of(zipf_table("t", 0, 20), topology=machine(4))
-    assert options(none) == (ShardingOption(1), ShardingOption(1, cold="uva"))
+    assert options(none) == whole_table
 
 
 def test_replicas_take_a_part_of_the_smallest_gpu_at_most() -> None:

@@ -18,6 +18,7 @@ from cost_models import ShardingOption, TableShard, TorchRec, cost_model, shards
 from placer import AccessCdf, Feature, Problem, Profile, Shard, Table, TableProfile, Topology
 from placer.adapters.torchrec.sharding import even_blocks, sharding_of
 from placer.errors import BackendError, PlanMismatchError, ProblemError, TopologyError
+from placer.plan.fields import Lookup
 from placer.plan.verify import violations
 from placer.units import parse_bytes
 from solvers import solve
@@ -26,6 +27,7 @@ needs_torchrec = pytest.mark.skipif(
     find_spec("torchrec") is None, reason="torchrec is not installed; see docs/torchrec.md"
 )
 
+CACHED = ShardingOption(cold="cached")
 KERNELS = {"device": "fused", "uva": "fused_uvm", "cached": "fused_uvm_caching"}
 
 
@@ -38,14 +40,10 @@ def profiles(draw: st.DrawFn, name: str) -> TableProfile:
         Feature(f"{name}{number}", draw(st.floats(0, 8)), draw(st.floats(0, 1)), pooling)
         for number in range(draw(st.integers(1, 2)))
     )
-    table = Table(
-        name,
-        rows,
-        draw(st.sampled_from([8, 16, 64, 128, 200])),
-        draw(st.sampled_from(["float32", "float16"])),
-        draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"])),
-        features,
-    )
+    dim = draw(st.sampled_from([8, 16, 64, 128, 200]))
+    dtype = draw(st.sampled_from(["float32", "float16"]))
+    optimizer = draw(st.sampled_from(["sgd", "adagrad", "rowwise_adagrad", "adam"]))
+    table = Table(name, rows, dim, dtype, optimizer, features)
     return TableProfile(table, AccessCdf.zipf(rows, draw(st.floats(0, 2))))
 
 
@@ -62,11 +60,8 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
     """A problem, shards of every kind that TorchRec has, and how TorchRec calls them."""
     topology = draw(st.sampled_from([machine(1), machine(2), machine(3), machine(2, 2)]))
     names = [f"t{number}" for number in range(draw(st.integers(1, 3)))]
-    problem = problem_of(
-        *(draw(profiles(name)) for name in names),
-        topology=topology,
-        batch_size=draw(st.integers(1, 200)),
-    )
+    tables, batch_size = [draw(profiles(name)) for name in names], draw(st.integers(1, 200))
+    problem = problem_of(*tables, topology=topology, batch_size=batch_size)
     gpus = [gpu.id for gpu in topology.gpus]
     shards, named = [], {}
     for profile in problem.profile:
@@ -112,17 +107,11 @@ def placements(draw: st.DrawFn) -> tuple[Problem, list[Shard], dict[str, dict[st
             first = number * width if sharding == "column_wise" else 0
             if sharding == "grid_shard":
                 first = number // local * width
+            shard = in_dram(table.name, (start, stop, 1), (first, first + width), gpus[rank])
             own = min(stop - start, max(1, round(factor * (stop - start))))
-            shard = Shard(
-                table.name,
-                (start, stop, 1),
-                (first, first + width),
-                (gpus[rank],),
-                "hbm" if lookup == "device" else "dram",
-                lookup,  # type: ignore[arg-type]
-                cache_rows=own if lookup == "cached" else 0,
-            )
-            shards.append(shard)
+            place = {"memory": "hbm" if lookup == "device" else "dram", "lookup": lookup}
+            place["cache_rows"] = own if lookup == "cached" else 0
+            shards.append(replace(shard, **place))
         named[table.name] = {
             "kind": sharding,
             "kernel": KERNELS[lookup],
@@ -271,7 +260,7 @@ class TestAgainstTorchRec:
                 hbm[gpu] += curve.hbm_bytes[point]
                 dram[gpu] += curve.dram_bytes[point]
                 span, cols = table_shard.rows(table.rows), table_shard.columns(table.dim)
-                shard = Shard(table.name, span, cols, (gpus[gpu],), "hbm", "device")
+                shard = in_hbm(table.name, span, cols, gpus[gpu])
                 shards.append(replace(shard, **lookup_of(hot, rows)))
         plan = plan_for(problem, *(buffered(model, problem, shard) for shard in shards))
         assert violations(plan) == []
@@ -289,28 +278,21 @@ class TestAgainstTorchRec:
         table = zipf_table("t", rows, 64, lookups=20.0, exponent=1.05)
         problem = problem_of(table, topology=machine(4), batch_size=8192)
         model = TorchRec(prefetch_pipeline=prefetch)
-        for option in (
-            ShardingOption(cold="cached"),
-            ShardingOption(4, cold="cached", blocked=True),
-        ):
+        for option in (CACHED, ShardingOption(4, cold="cached", blocked=True)):
             table_shards = shards_of(0, option, rows)
             curves = [model.cost_curve(problem, p, gpu) for gpu, p in enumerate(table_shards)]
             points = len(curves[0].hot_rows)
             assert points > 40
             for point in (*range(0, points, 7), points - 1):
-                shards = [
-                    Shard("t", p.rows(rows), (0, 64), (f"gpu:{gpu}",), "hbm", "device")
-                    for gpu, p in enumerate(table_shards)
-                ]
-                shards = [
-                    replace(shard, **lookup_of(int(curve.hot_rows[point]), shard.row_count))
-                    for shard, curve in zip(shards, curves, strict=True)
-                ]
+                shards = []
+                for gpu, (p, curve) in enumerate(zip(table_shards, curves, strict=True)):
+                    shard = in_hbm("t", p.rows(rows), (0, 64), f"gpu:{gpu}")
+                    way = lookup_of(int(curve.hot_rows[point]), shard.row_count)
+                    shards.append(replace(shard, **way))
                 report = model.evaluate(problem, plan_for(problem, *shards))
-                for gpu in range(len(table_shards)):
-                    assert report.gpus[gpu].total_s == pytest.approx(
-                        curves[gpu].gpu_s[point], rel=1e-12
-                    )
+                times = [gpu.total_s for gpu in report.gpus[: len(curves)]]
+                expected = [curve.gpu_s[point] for curve in curves]
+                assert times == pytest.approx(expected, rel=1e-12)
                 on_hosts = sum(report.memory[one.id].total_bytes for one in problem.topology.hosts)
                 assert on_hosts == sum(curve.dram_bytes[point] for curve in curves)
 
@@ -353,25 +335,16 @@ class TestWhatTorchRecKnows:
             zipf_table("none", 0, 64),
             topology=machine(4),
         )
-        whole, rows = ShardingOption(cold="cached"), ShardingOption(4, cold="cached", blocked=True)
-        model = TorchRec(replicate=True)
-        assert model.sharding_options(problem, 0) == (
-            whole,
-            rows,
-            ShardingOption(replicated_rows=1000, cold="cached"),
-        )
+        whole, rows = CACHED, ShardingOption(4, cold="cached", blocked=True)
+        all_rows, few_rows = (whole._replace(replicated_rows=number) for number in (1000, 3))
         strips = ShardingOption(1, (128,) * 4, cold="cached")
-        assert model.sharding_options(problem, 1) == (
-            whole,
-            strips,
-            rows,
-            ShardingOption(replicated_rows=1000, cold="cached"),
-        )
-        assert model.sharding_options(problem, 2) == (
-            whole,
-            ShardingOption(replicated_rows=3, cold="cached"),
-        )
-        assert model.sharding_options(problem, 3) == (whole,)
+        model = TorchRec(replicate=True)
+        assert [model.sharding_options(problem, table) for table in range(4)] == [
+            (whole, rows, all_rows),
+            (whole, strips, rows, all_rows),
+            (whole, few_rows),
+            (whole,),
+        ]
         narrow = TorchRec(min_partition=32).sharding_options(problem, 0)
         assert ShardingOption(1, (32, 32), cold="cached") in narrow
         # TorchRec does not apply an optimizer of the backward pass to replicas.
@@ -383,20 +356,15 @@ class TestWhatTorchRecKnows:
 
     def test_options_of_hosts(self) -> None:
         topology = Topology.parse("2x2xh100")
-        problem = problem_of(
-            zipf_table("t", 1000, 256), zipf_table("few", 1, 64), topology=topology
-        )
+        tables = zipf_table("t", 1000, 256), zipf_table("few", 1, 64)
+        problem = problem_of(*tables, topology=topology)
         options = TorchRec().sharding_options(problem, 0)
         by_host = [option for option in options if option.blocked and option.row_slices == 2]
-        assert [(option.first_gpu, len(option.column_widths)) for option in by_host] == [
-            (0, 0),
-            (0, 2),
-            (2, 0),
-        ]
+        places = [(option.first_gpu, len(option.column_widths)) for option in by_host]
+        assert places == [(0, 0), (0, 2), (2, 0)]
         assert {(option.replicated_rows, option.cold) for option in by_host} == {(0, "cached")}
-        homes = [shard.home_gpu for shard in shards_of(0, by_host[1], 1000)]
-        assert homes == [0, 1, 2, 3]
-        assert [shard.home_gpu for shard in shards_of(0, by_host[2], 1000)] == [2, 3]
+        homes = [[s.home_gpu for s in shards_of(0, option, 1000)] for option in by_host[1:]]
+        assert homes == [[0, 1, 2, 3], [2, 3]]
         assert not any(option.blocked for option in TorchRec().sharding_options(problem, 1))
 
     def test_solvers_place_rows_on_the_gpus_of_a_host(self) -> None:
@@ -413,7 +381,7 @@ class TestWhatTorchRecKnows:
 
     def test_an_empty_table_costs_a_finite_time(self) -> None:
         problem = problem_of(zipf_table("t", 0))
-        curve = TorchRec().cost_curve(problem, TableShard(0, ShardingOption(cold="cached")), 0)
+        curve = TorchRec().cost_curve(problem, TableShard(0, CACHED), 0)
         assert curve.hot_rows.tolist() == [0]
         shard = replace(in_dram("t", (0, 0, 1), (0, 16)), lookup="uva")
         report = TorchRec().evaluate(problem, plan_for(problem, shard))
@@ -423,7 +391,7 @@ class TestWhatTorchRecKnows:
     def test_the_prefetching_pipeline_makes_caches_fast(self) -> None:
         problem = problem_of(zipf_table("t", 1_000_000, 64, lookups=20.0), batch_size=8192)
         plain, ahead = (
-            cost_model(name).cost_curve(problem, TableShard(0, ShardingOption(cold="cached")), 0)
+            cost_model(name).cost_curve(problem, TableShard(0, CACHED), 0)
             for name in ("torchrec", "torchrec-prefetch")
         )
         assert (ahead.gpu_s[1:-1] < plain.gpu_s[1:-1]).all()
@@ -450,20 +418,19 @@ class TestWhatTorchRecKnows:
         assert fast.hbm_s == pytest.approx(slow.hbm_s / 2)
         assert fast.communication_s == slow.communication_s
         default = TorchRec()
-        assert default.evaluate(problem, plan_for(problem, shard)) == default.evaluate(
-            faster, plan_for(faster, shard)
-        )
+        before, after = (default.evaluate(p, plan_for(p, shard)) for p in (problem, faster))
+        assert before == after
         with pytest.raises(TopologyError, match="one HBM bandwidth for all GPUs"):
             own.sharding_options(replace(problem, topology=unequal_machine()), 0)
 
     def test_hosts_of_unequal_sizes(self) -> None:
         topology = machine(2, 2)
         odd = replace(topology, gpus=topology.gpus[:3], links=topology.links[:3])
-        with pytest.raises(TopologyError, match="equally many GPUs"):
-            TorchRec().sharding_options(problem_of(zipf_table("t", 9), topology=odd), 0)
         mixed = replace(topology, gpus=tuple(topology.gpus[n] for n in (0, 2, 1, 3)))
-        with pytest.raises(TopologyError, match="host by host"):
-            TorchRec().sharding_options(problem_of(zipf_table("t", 9), topology=mixed), 0)
+        for other, words in ((odd, "equally many GPUs"), (mixed, "host by host")):
+            problem = problem_of(zipf_table("t", 9), topology=other)
+            with pytest.raises(TopologyError, match=words):
+                TorchRec().sharding_options(problem, 0)
 
     @pytest.mark.parametrize("poolings", [("max",), ("sum", "none")])
     def test_tables_that_it_has_no_module_for(self, poolings: tuple[Any, ...]) -> None:
@@ -471,17 +438,14 @@ class TestWhatTorchRecKnows:
         profile = TableProfile(Table("t", 9, 16, features=features), AccessCdf.zipf(9, 1.0))
         problem = Problem(Profile((profile,)), machine())
         with pytest.raises(ProblemError, match=r"table 't' has features with pooling .*; TorchRec"):
-            TorchRec().cost_curve(problem, TableShard(0, ShardingOption(cold="cached")), 0)
+            TorchRec().cost_curve(problem, TableShard(0, CACHED), 0)
 
-    @pytest.mark.parametrize(
-        "option",
-        [
-            ShardingOption(2, cold="cached"),
-            ShardingOption(replicated_rows=5, cold="cached"),
-            ShardingOption(2, (8, 8), cold="cached"),
-            ShardingOption(),
-        ],
-    )
+    @pytest.mark.parametrize("option", [
+        CACHED._replace(row_slices=2),
+        CACHED._replace(replicated_rows=5),
+        CACHED._replace(row_slices=2, column_widths=(8, 8)),
+        ShardingOption(),
+    ])  # fmt: skip
     def test_options_that_it_does_not_have(self, option: ShardingOption) -> None:
         problem = problem_of(zipf_table("t", 10), topology=machine(2))
         with pytest.raises(ProblemError, match="TorchRec"):
@@ -491,61 +455,35 @@ class TestWhatTorchRecKnows:
 ROWS, COLS = (0, 10, 1), (0, 16)
 
 
+HALVES = (0, 5, 1), (5, 10, 1)
+
+
+def hbm(rows: tuple[int, int, int], *gpus: str, cols: tuple[int, int] = COLS) -> Shard:
+    return in_hbm("t", rows, cols, *gpus)
+
+
+def dram(lookup: Lookup, rows: tuple[int, int, int] = ROWS, gpu: int = 0, cache: int = 0) -> Shard:
+    shard = in_dram("t", rows, COLS, f"gpu:{gpu}")
+    return replace(shard, lookup=lookup, cache_rows=cache)
+
+
 @needs_torchrec
-@pytest.mark.parametrize(
-    ("shards", "words"),
-    [
-        ([in_dram("t", ROWS, COLS)], "lookup 'staged'"),
-        ([replace(in_dram("t", ROWS, COLS), lookup="host")], "lookup 'host'"),
-        (
-            [in_hbm("t", (n, 10, 2), COLS, f"gpu:{n}") for n in range(2)],
-            r"rows \[0, 10, 2\] are strided",
-        ),
-        (
-            [
-                in_hbm("t", (0, 3, 1), COLS),
-                replace(in_dram("t", (3, 10, 1), COLS), lookup="uva"),
-            ],
-            r"different ways \(device, uva\)",
-        ),
-        (
-            [in_hbm("t", (0, 3, 1), COLS, "gpu:0", "gpu:1"), in_hbm("t", (3, 10, 1), COLS)],
-            "are replicated on 2 GPUs",
-        ),
-        (
-            [in_hbm("t", ROWS, (0, 12)), in_hbm("t", ROWS, (12, 16), "gpu:1")],
-            "column slices of 12, 4 of its 16 columns are not even",
-        ),
-        (
-            [in_hbm("t", (0, 6, 1), COLS), in_hbm("t", (6, 10, 1), COLS, "gpu:1")],
-            "row blocks of 6, 4 rows",
-        ),
-        (
-            [in_hbm("t", (0, 5, 1), COLS, "gpu:1"), in_hbm("t", (5, 10, 1), COLS, "gpu:0")],
-            "the i-th on the i-th GPU",
-        ),
-        (
-            [
-                in_hbm("t", (5 * r, 5 * r + 5, 1), (8 * c, 8 * c + 8), f"gpu:{(r + c) % 2}")
-                for r in range(2)
-                for c in range(2)
-            ],
-            "TorchRec has grids of even column slices",
-        ),
-        (
-            [
-                replace(
-                    in_dram("t", (5 * n, 5 * n + 5, 1), COLS, f"gpu:{n}"),
-                    lookup="cached",
-                    cache_rows=1 + 2 * n,
-                )
-                for n in range(2)
-            ],
-            "a table has one load factor",
-        ),
-    ],
-)
-def test_placements_that_torchrec_does_not_have(shards: list[Shard], words: str) -> None:
+@pytest.mark.parametrize(("words", "shards"), [
+    ("lookup 'staged'", [dram("staged")]),
+    ("lookup 'host'", [dram("host")]),
+    (r"rows \[0, 10, 2\] are strided", [hbm((n, 10, 2), f"gpu:{n}") for n in range(2)]),
+    (r"different ways \(device, uva\)", [hbm((0, 3, 1)), dram("uva", (3, 10, 1))]),
+    ("are replicated on 2 GPUs", [hbm((0, 3, 1), "gpu:0", "gpu:1"), hbm((3, 10, 1))]),
+    ("column slices of 12, 4 of its 16 columns are not even",
+     [hbm(ROWS, cols=(0, 12)), hbm(ROWS, "gpu:1", cols=(12, 16))]),
+    ("row blocks of 6, 4 rows", [hbm((0, 6, 1)), hbm((6, 10, 1), "gpu:1")]),
+    ("the i-th on the i-th GPU", [hbm(HALVES[0], "gpu:1"), hbm(HALVES[1], "gpu:0")]),
+    ("TorchRec has grids of even column slices",
+     [hbm(HALVES[r], f"gpu:{(r + c) % 2}", cols=(8 * c, 8 * c + 8))
+      for r in range(2) for c in range(2)]),
+    ("a table has one load factor", [dram("cached", HALVES[n], n, 1 + 2 * n) for n in range(2)]),
+])  # fmt: skip
+def test_placements_that_torchrec_does_not_have(words: str, shards: list[Shard]) -> None:
     problem = problem_of(zipf_table("t", 10), topology=machine(2))
     plan = plan_for(problem, *shards)
     assert violations(plan) == []

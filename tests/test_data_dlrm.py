@@ -32,8 +32,7 @@ def save(path: Path, content: Any) -> Path:
 def bag(content: tuple[torch.Tensor, ...], table: int, sample: int) -> list[int]:
     indices, offsets, lengths = content
     place = table * lengths.shape[1] + sample
-    found: list[int] = indices[offsets[place] : offsets[place + 1]].tolist()
-    return found
+    return indices[offsets[place] : offsets[place + 1]].tolist()
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -58,7 +57,6 @@ def test_bags_of_several_files(tmp_path: Path, packed: bool) -> None:
                 content, position = expected[place]
                 for table in range(TABLES):
                     bags = chunk.features[f"t{table}"]
-                    assert bags.offsets is not None
                     ids = bags.ids[bags.offsets[sample] : bags.offsets[sample + 1]]
                     assert ids.tolist() == bag(content, table, position)
                 place += 1

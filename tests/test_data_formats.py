@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from data_cases import refused
+from data_cases import bags, bags_of_chunk, refused, with_lines
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,13 +98,11 @@ def collect(log: EncodedLog, samples: int = 65536, skip: int = 0) -> list[Any]:
     """The samples of a log one by one."""
     found: list[Any] = []
     for chunk in log.chunks(samples, skip):
+        features = [bags_of_chunk(chunk, name) for name in sorted(chunk.features)]
         for sample in range(chunk.samples):
-            bags = []
-            for bag in (chunk.features[name] for name in sorted(chunk.features)):
-                offsets = np.arange(chunk.samples + 1) if bag.offsets is None else bag.offsets
-                bags.append(bag.ids[offsets[sample] : offsets[sample + 1]].tolist())
             label = -1.0 if chunk.labels is None else float(chunk.labels[sample])
-            found.append((bags, np.nan_to_num(chunk.dense[sample], nan=-7).tolist(), label))
+            dense = np.nan_to_num(chunk.dense[sample], nan=-7).tolist()
+            found.append(([lists[sample] for lists in features], dense, label))
     return found
 
 
@@ -154,11 +152,10 @@ def test_every_format_gives_equal_samples(
 
 def test_a_column_that_is_said_to_hold_lists_and_has_one_id_in_each(tmp_path: Path) -> None:
     """Its integers are ids, as they are where some lists have several."""
-    path = tmp_path / "log.csv"
-    path.write_text("label,history\n1,9\n0,3\n")
+    path = with_lines(tmp_path / "log.csv", ["label,history", "1,9", "0,3"])
     layout = Layout(lists={"history": "|"})
     log = open_log(path, layout=layout, id_mapping="identity")
-    assert [chunk.features["history"].ids.tolist() for chunk in log.chunks()] == [[9, 3]]
+    assert bags(log, "history") == [[9], [3]]
     path.write_text("label,history\n1,9|3\n0,x\n")
     assert open_log(path, layout=layout).encoding.layout.types["history"] == "text"
 
@@ -178,13 +175,12 @@ def test_records_end_where_the_csv_module_ends_them(text: str, quotes: bool) -> 
 
 
 def test_an_unknown_csv_is_understood(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
     rows = [
         f"{i % 2},{1_700_000_000 + i},u{i % 7},{i % 5},{i % 3}|{i % 4},{i / 8},00{i % 4},"
         for i in range(200)
     ]
-    path.write_text("clicked,at,user,item,history,price,zip,empty\n" + "\n".join(rows) + "\n")
-    log = open_log(path)
+    names = "clicked,at,user,item,history,price,zip,empty"
+    log = open_log(with_lines(tmp_path / "log.csv", [names, *rows]))
     assert dict(log.feature_tables) == {n: n for n in ("user", "item", "history", "zip")}
     assert (log.dense_names, log.encoding.label) == (("price",), "clicked")
     assert log.encoding.layout.lists == {"history": "|"}
@@ -193,8 +189,7 @@ def test_an_unknown_csv_is_understood(tmp_path: Path) -> None:
         "left out: at (it looks like times in seconds, up to 2023-11-14), "
         "empty (it has no value in the first 200 samples)",
     )
-    (chunk,) = log.chunks()
-    assert chunk.features["history"].ids[:4].tolist() == [0, 0, 1, 1]
+    assert bags(log, "history")[:2] == [[0, 0], [1, 1]]
 
 
 def test_times_that_are_floating_point_numbers_are_left_out() -> None:
@@ -218,15 +213,10 @@ LISTS = {
 @pytest.mark.parametrize("kind", LISTS)
 def test_lists_of_all_kinds_are_found(tmp_path: Path, kind: str) -> None:
     separator, line = LISTS[kind]
-    path = tmp_path / "part_0"
     lines = [line.format(c=i % 2, i=i % 50, j=i % 40) for i in range(200)]
-    path.write_text("\n".join(lines) + "\n")
-    log = open_log(path, label="c0")
+    log = open_log(with_lines(tmp_path / "part_0", lines), label="c0")
     assert log.encoding.layout.separator == separator
-    (chunk,) = log.chunks()
-    offsets = chunk.features["c1"].offsets
-    assert offsets is not None
-    assert set(np.diff(offsets)) == {2}
+    assert set(map(len, bags(log, "c1"))) == {2}
 
 
 @pytest.mark.parametrize(
@@ -240,10 +230,8 @@ def test_lists_of_all_kinds_are_found(tmp_path: Path, kind: str) -> None:
     ],
 )
 def test_texts_that_hold_no_lists(tmp_path: Path, values: list[str], expected: str) -> None:
-    path = tmp_path / "log.tsv"
     lines = [f"{i % 2}\t{values[i % 2]}\t{i % 9}" for i in range(200)]
-    path.write_text("click\twhat\tuser\n" + "\n".join(lines) + "\n")
-    log = open_log(path)
+    log = open_log(with_lines(tmp_path / "log.tsv", ["click\twhat\tuser", *lines]))
     assert ("what" in log.feature_tables) == (expected == "sparse")
     assert ("left out: what (it holds times)" in log.notes) == (expected == "ignore")
     assert not log.encoding.layout.lists
@@ -258,7 +246,6 @@ def test_a_spreadsheet_with_decimal_commas(tmp_path: Path) -> None:
     assert log.notes[0].startswith("numbers are read with decimal commas")
     assert log.notes[1].endswith("name it with --label (two values: done)")
     (chunk,) = open_log(path, label="done").chunks()
-    assert chunk.dense is not None
     assert chunk.dense[:3, 0].tolist() == pytest.approx([0.05, 1.15, 2.25])
     assert len(set(chunk.features["item"].ids.tolist())) == 4
     read_as = open_log(path, label="done", layout=Layout("csv", decimal="."))
@@ -266,14 +253,11 @@ def test_a_spreadsheet_with_decimal_commas(tmp_path: Path) -> None:
 
 
 def test_hive_writes_missing_values_in_its_own_way(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("click,user,site,tags\n0,7,a,x|y\n1,\\N,\\N,\\N\n0,9,NA,y|z\n")
+    lines = ["click,user,site,tags", "0,7,a,x|y", "1,\\N,\\N,\\N", "0,9,NA,y|z"]
+    path = with_lines(tmp_path / "log.csv", lines)
     log = open_log(path, missing="empty", id_mapping="hash", rows=997, null=["\\N"])
-    assert [[len(bag) for bag in sample[0]] for sample in collect(log)] == [
-        [1, 2, 1],
-        [0, 0, 0],
-        [1, 2, 1],
-    ]
+    lengths = [[len(bag) for bag in sample[0]] for sample in collect(log)]
+    assert lengths == [[1, 2, 1], [0, 0, 0], [1, 2, 1]]
 
 
 EVENTS = [
@@ -327,7 +311,7 @@ def test_an_object_beside_a_column_of_its_fields_name(tmp_path: Path) -> None:
     log = open_log(write(tmp_path / "log.parquet", table))
     assert set(log.feature_tables) == {"user.id"}
     assert any(note.startswith("left out: user (struct<id: int64>") for note in log.notes)
-    assert [sample[0] for sample in collect(log)] == [[[1]], [[2]], [[3]]]
+    assert bags(log, "user.id") == [[1], [2], [3]]
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -345,9 +329,8 @@ def test_a_column_that_later_files_have_is_mentioned(tmp_path: Path, kind: str) 
 
 
 def test_a_file_of_one_line_names_the_columns_or_is_refused(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{day}.csv" for day in range(3)]
-    for path, line in zip(paths, ("", "3,4\n", ""), strict=True):
-        path.write_text(line or "user,item\n1,2\n")
+    lines = ["user,item", "1,2"], ["3,4"], ["user,item", "1,2"]
+    paths = [with_lines(tmp_path / f"{day}.csv", one) for day, one in enumerate(lines)]
     with pytest.raises(DataError, match=r"1\.csv has no column 'user'; it has 3, 4"):
         list(open_log(paths).chunks())
     paths[1].write_text("item,user\n")
@@ -355,13 +338,12 @@ def test_a_file_of_one_line_names_the_columns_or_is_refused(tmp_path: Path) -> N
 
 
 def test_a_column_whose_first_values_are_missing_needs_a_type(tmp_path: Path) -> None:
-    paths = [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]
-    for path, value in zip(paths, ("null", "5"), strict=True):
-        path.write_text(f'{{"user": {value}}}\n')
+    values = {"0.jsonl": "null", "1.jsonl": "5"}
+    paths = [with_lines(tmp_path / n, [f'{{"user": {one}}}']) for n, one in values.items()]
     with pytest.raises(DataError, match=r"user is 5, .* say in a schema what they are \(type\)"):
         open_log(paths, sparse=["user"])
     log = open_log(paths, sparse=["user"], layout=Layout(types={"user": "integer"}))
-    assert [sample[0] for sample in collect(log)] == [[[0]], [[5]]]
+    assert bags(log, "user") == [[0], [5]]
 
 
 def test_utf_16_is_refused(tmp_path: Path) -> None:
@@ -404,7 +386,7 @@ def test_a_quoted_newline_keeps_the_lines_right(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text('click,user,site\n0,7,"a\nb"\n1,8,"say ""x"""\n0,9,c\n')
     log = open_log(path, rows={"user": 100})
-    assert [sample[0][0] for sample in collect(log)] == [[1], [2], [3]]
+    assert bags(log, "site") == [[1], [2], [3]]
     path.write_text('click,user,site\n0,7,"a\nb"\n1,800,c\n')
     with pytest.raises(DataError, match=r"log\.csv, line 4: feature 'user' has id 800"):
         list(open_log(path, encoding=log.encoding).chunks())
@@ -438,7 +420,7 @@ def test_ids_that_pandas_wrote_as_floats(tmp_path: Path) -> None:
     assert log.dense_names == ("user_id",)
     assert any("user_id is dense: numbers, but whole ones up to 9" in note for note in log.notes)
     log = open_log(path, sparse=["user_id"])
-    assert [sample[0] for sample in collect(log)] == [[[7]], [[0]], [[9]]]
+    assert bags(log, "user_id") == [[7], [0], [9]]
     path.write_text("click,item,user_id\n0,a,7.5\n")
     with pytest.raises(DataError, match=r"line 2: user_id is '7.5', and its column"):
         list(open_log(path, encoding=log.encoding).chunks())

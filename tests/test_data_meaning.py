@@ -1,7 +1,6 @@
 """What values of logs mean: lists of ids, numbers, missing values, lines of interactions."""
 
 import csv
-import itertools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_cases import refused
+from data_cases import bags, refused, with_lines
 from fast_and_full import combinations, mostly_slow
 
 from placer import Profile
@@ -27,6 +26,10 @@ from placer.report import profile_report
 SAMPLES = 60
 
 
+def schema_of(folder: Path, *lines: str) -> Schema:
+    return Schema.load(with_lines(folder / "schema.toml", lines))
+
+
 def written(path: Path, columns: dict[str, Sequence[Any]], separator: str = ",") -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter=separator)
@@ -36,21 +39,8 @@ def written(path: Path, columns: dict[str, Sequence[Any]], separator: str = ",")
 
 
 def with_labels(**columns: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    count = len(next(iter(columns.values())))
-    return {
-        "label": [i % 2 for i in range(count)],
-        "user": [i % 7 for i in range(count)],
-        **columns,
-    }
-
-
-def bags(log: EncodedLog, name: str) -> list[list[int]]:
-    found = []
-    for chunk in log.chunks(17):
-        ids, offsets = chunk.features[name].ids, chunk.features[name].offsets
-        ends = np.arange(chunk.samples + 1) if offsets is None else offsets
-        found += [ids[a:b].tolist() for a, b in itertools.pairwise(ends)]
-    return found
+    count = range(len(next(iter(columns.values()))))
+    return {"label": [i % 2 for i in count], "user": [i % 7 for i in count], **columns}
 
 
 # Lists ------------------------------------------------------------------------------------------
@@ -94,8 +84,7 @@ def test_long_lists_of_texts_are_lists(tmp_path: Path, how: str) -> None:
     path = written(tmp_path / "log.csv", with_labels(items=[AS_TEXTS[how](ids) for ids in IDS]))
     for named in ({}, {"sparse": ["items"]}):
         log = open_log(path, **named)
-        found = bags(log, "items")
-        assert [len(bag) for bag in found] == [len(ids) for ids in IDS]
+        assert list(map(len, bags(log, "items"))) == list(map(len, IDS))
         assert log.tables["items"] == len({one for ids in IDS for one in ids}) + 1
 
 
@@ -130,12 +119,8 @@ def test_a_note_says_so_if_few_texts_are_lists(tmp_path: Path) -> None:
     few = [*items, *["x|y"] * 10]
     log = open_log(written(tmp_path / "few.csv", with_labels(items=few)))
     assert any("if 'x|y' is one id, write a schema" in note for note in log.notes)
-    for name, sure in {
-        "many": [*items, *["x|y"] * 100],
-        "closed": ["{a}"] * 99 + ["{a,b}"],
-    }.items():
-        log = open_log(written(tmp_path / f"{name}.csv", with_labels(items=sure)))
-        assert not log.notes
+    for sure in ([*items, *["x|y"] * 100], ["{a}"] * 99 + ["{a,b}"]):
+        assert not open_log(written(tmp_path / "sure.csv", with_labels(items=sure))).notes
     open_log(written(tmp_path / "single.csv", with_labels(items=["{a}", "[]"] * 50)))
 
 
@@ -152,11 +137,9 @@ def test_a_list_later_than_the_sample_names_its_remedy(
     monkeypatch.setattr("placer.data.formats.text.HEAD_BYTES", 64)
     path = written(tmp_path / "log.csv", with_labels(items=[*["4"] * SAMPLES, "5|6"]))
     refused(r"line 62: items is '5\|6'.* separator = '\|'", path)
-    schema = tmp_path / "schema.toml"
-    schema.write_text(
-        '[columns]\nlabel = "label"\nitems = {as = "sparse", type = "integer", separator = "|"}\n'
-    )
-    assert bags(Schema.load(schema).open(path), "items")[-1] == [5, 6]
+    items = 'items = {as = "sparse", type = "integer", separator = "|"}'
+    schema = schema_of(tmp_path, "[columns]", 'label = "label"', items)
+    assert bags(schema.open(path), "items")[-1] == [5, 6]
 
 
 def test_lists_that_were_cut_short_are_refused(tmp_path: Path) -> None:
@@ -175,16 +158,15 @@ def test_lists_of_numbers_that_are_no_ids(tmp_path: Path) -> None:
 def test_a_schema_that_reads_lists_as_one_id_is_told_how_to_split(
     tmp_path: Path, kind: str
 ) -> None:
-    columns = with_labels(items=[f"{i}|{i + 1}" for i in range(SAMPLES)])
-    path = written(tmp_path / "log.csv", columns)
+    log = with_labels(items=[f"{i}|{i + 1}" for i in range(SAMPLES)])
+    path = written(tmp_path / "log.csv", log)
     if kind == "parquet":
         path = tmp_path / "log.parquet"
-        pq.write_table(pa.table(columns), path)
-    schema = tmp_path / "schema.toml"
-    schema.write_text('[columns]\nitems = {as = "sparse", type = "text"}\nlabel = "label"\n')
-    log = Schema.load(schema).open(path)
-    assert log.tables == {"items": SAMPLES + 1}
-    assert any('separator = "|"} in the schema' in note for note in log.notes)
+        pq.write_table(pa.table(log), path)
+    columns = "[columns]", 'items = {as = "sparse", type = "text"}', 'label = "label"'
+    opened = schema_of(tmp_path, *columns).open(path)
+    assert opened.tables == {"items": SAMPLES + 1}
+    assert any('separator = "|"} in the schema' in note for note in opened.notes)
 
 
 def test_a_named_column_that_may_hold_lists_says_so(tmp_path: Path) -> None:
@@ -284,13 +266,9 @@ def log_with(mark: str, kind: str, folder: Path) -> Any:
             return folder / "log.parquet"
         case "categories":
             table = pa.table(rows)
-            cities = pc_dictionary(table["city"])
+            cities = table["city"].dictionary_encode()
             return table.set_column(table.schema.get_field_index("city"), "city", cities)
     return pa.table(rows)
-
-
-def pc_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.dictionary_encode()
 
 
 @combinations("missing, mark", ["zero", "empty"], MARKS)
@@ -322,10 +300,8 @@ def test_missing_values_of_parts(tmp_path: Path) -> None:
 def test_namibia(tmp_path: Path) -> None:
     countries = [("NA", "DE", "", "NULL")[i % 4] for i in range(SAMPLES)]
     path = written(tmp_path / "log.csv", with_labels(country=countries))
-    schema = tmp_path / "schema.toml"
     for nulls, lengths in (("", [0, 1, 0, 0]), ("null = []", [1, 1, 0, 1])):
-        schema.write_text(f'{nulls}\nmissing = "empty"\n')
-        log = Schema.load(schema).open(path)
+        log = schema_of(tmp_path, nulls, 'missing = "empty"').open(path)
         assert [len(bag) for bag in bags(log, "country")[:4]] == lengths
         profile_log(log).save(tmp_path / "profile")
         loaded = Profile.load(tmp_path / "profile").encoding
@@ -341,10 +317,8 @@ def test_an_inferred_schema_says_what_is_missing(tmp_path: Path) -> None:
     Schema(missing="empty").infer(path, tmp_path / "empty.toml")
     assert Schema.load(tmp_path / "empty.toml").missing == "empty"
     assert 'null = ["?"]' in (tmp_path / "schema.toml").read_text()
-    assert (
-        counted(Schema.load(tmp_path / "schema.toml").open(path))[:2]
-        == counted(open_log(pa.table(ROWS), headroom=0.1))[:2]
-    )
+    expected = counted(open_log(pa.table(ROWS), headroom=0.1))[:2]
+    assert counted(Schema.load(tmp_path / "schema.toml").open(path))[:2] == expected
 
 
 def test_numbers_that_stand_for_missing_values(tmp_path: Path) -> None:
@@ -353,12 +327,8 @@ def test_numbers_that_stand_for_missing_values(tmp_path: Path) -> None:
         price=[-999.0 if i % 4 == 0 else 0.5 for i in range(SAMPLES)],
     )
     pq.write_table(pa.table(columns), tmp_path / "log.parquet")
-    expected = None
-    for source in (
-        written(tmp_path / "log.csv", columns),
-        tmp_path / "log.parquet",
-        pd.DataFrame(columns),
-    ):
+    text, expected = written(tmp_path / "log.csv", columns), None
+    for source in (text, tmp_path / "log.parquet", pd.DataFrame(columns)):
         log = open_log(source, null=["-1", "-999.0"], missing="empty")
         found = (log.tables, bags(log, "item"), next(log.chunks(99)).dense.tolist()[1:4])
         assert (expected or found) == found
@@ -388,14 +358,14 @@ def test_lines_of_interactions(tmp_path: Path, between: str, end: str) -> None:
     assert log.encoding.layout.format == "interactions"
     assert bags(log, "user") == [line[:1] for line in LINES]
     assert bags(log, "items") == [line[1:] for line in LINES]
-    later = tmp_path / "test.txt"
-    later.write_text(f"5{between}6\n7{between}8\n")  # As many a line: known by the first.
+    # As many a line: known by the first.
+    later = with_lines(tmp_path / "test.txt", [f"5{between}6", f"7{between}8"])
     assert bags(open_log(later, encoding=log.encoding), "items") == [[6], [8]]
 
 
 def test_interactions_of_texts_have_to_be_named(tmp_path: Path) -> None:
-    path = tmp_path / "sessions.csv"
-    path.write_text("".join(" ".join(f"u{one}" for one in line) + "\n" for line in LINES))
+    lines = [" ".join(f"u{one}" for one in line) for line in LINES]
+    path = with_lines(tmp_path / "sessions.csv", lines)
     refused(r"--log-format \(interactions", path)
     log = open_log(path, "interactions", ignore=["user"])
     assert [len(bag) for bag in bags(log, "items")] == [len(line) - 1 for line in LINES]
@@ -407,12 +377,8 @@ def test_interactions_of_texts_have_to_be_named(tmp_path: Path) -> None:
 
 def test_poolings_are_of_features(tmp_path: Path) -> None:
     path = written(tmp_path / "log.csv", with_labels(items=["1|2", "3"] * 30))
-    schema = tmp_path / "schema.toml"
-    schema.write_text(
-        '[columns]\nuser = "sparse"\n'
-        'items = {as = "sparse", type = "integer", separator = "|", pooling = "mean"}\n'
-    )
-    known = Schema.load(schema)
+    items = 'items = {as = "sparse", type = "integer", separator = "|", pooling = "mean"}'
+    known = schema_of(tmp_path, "[columns]", 'user = "sparse"', items)
     profile = profile_log(known.open(path), pooling=known.poolings)
     poolings = {one.name: one.table.features[0].pooling for one in profile}
     assert poolings == {"user": "sum", "items": "mean"}

@@ -1,7 +1,6 @@
 """Columns of rare types, and of types that differ from file to file: ids keep their keys."""
 
 import decimal
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_cases import refused
+from data_cases import bags, refused, with_lines
 
 from placer.data import open_log
 from placer.errors import DataError
@@ -20,13 +19,7 @@ UNSIGNED = 2**64 - 1
 
 def bags_of(log: Any, feature: str, **how: Any) -> list[list[int]]:
     """Ids of a log of which each is a row, sample by sample."""
-    opened = open_log(log, **how)
-    bags = []
-    for chunk in opened.chunks(2):
-        held = chunk.features[feature]
-        offsets = range(chunk.samples + 1) if held.offsets is None else held.offsets.tolist()
-        bags += [held.ids[first:end].tolist() for first, end in pairwise(offsets)]
-    return bags
+    return bags(open_log(log, **how), feature, samples=2)
 
 
 def files(tmp_path: Path, *columns: Any) -> list[Path]:
@@ -44,15 +37,13 @@ def test_texts_in_one_file_and_numbers_in_the_next(tmp_path: Path) -> None:
     refused("'id' is .*int64.*, and its ids", files(tmp_path, [texts], [[12, 13]]))
     assert bags_of(files(tmp_path, [7, 13], texts), "id") == [[7], [13], [12], [13]]
     # A text file has texts alone, whatever they look like.
-    for name, lines in (("0.csv", "a1,1\na2,2\n"), ("1.csv", "1.5,1\n7,2\n")):
-        (tmp_path / name).write_text(f"id,other\n{lines}")
-    encoding = open_log(tmp_path / "0.csv").encoding
-    assert bags_of(tmp_path / "1.csv", "id", encoding=encoding) == [[0], [0]]
+    known = with_lines(tmp_path / "0.csv", ["id,other", "a1,1", "a2,2"])
+    later = with_lines(tmp_path / "1.csv", ["id,other", "1.5,1", "7,2"])
+    assert bags_of(later, "id", encoding=open_log(known).encoding) == [[0], [0]]
 
 
 def test_texts_and_numbers_that_read_one_table(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    path.write_text("id,seen,other\n7,x7,7\n8,8,8\n")
+    path = with_lines(tmp_path / "log.csv", ["id,seen,other", "7,x7,7", "8,8,8"])
     log = open_log(path, feature_tables={"seen": "id"})
     (note,) = (one for one in log.notes if one.startswith("table id"))
     assert "seen holds texts and id integers, so that one id has two keys" in note
@@ -94,17 +85,15 @@ def test_unsigned_ids(tmp_path: Path) -> None:
     whole = pa.array([decimal.Decimal(UNSIGNED), None], pa.decimal128(20, 0))
     how = {"id_mapping": "hash", "rows": 1009}
     assert bags_of(pa.table({"id": whole}), "id", **how) == [[UNSIGNED % 1009], [0]]
-    path = tmp_path / "log.csv"
-    path.write_text(f'id,other\n"[{UNSIGNED}, 2]",1\n[3],2\n')
+    path = with_lines(tmp_path / "log.csv", ["id,other", f'"[{UNSIGNED}, 2]",1', "[3],2"])
     assert bags_of(path, "id", **how) == [[UNSIGNED % 1009, 2], [3]]
-    (tmp_path / "0.csv").write_text("id,other\n1,2\n")
-    (tmp_path / "1.csv").write_text(f"id,other\n{UNSIGNED},2\n")
-    both = [tmp_path / "0.csv", tmp_path / "1.csv"]
-    refused('1.csv, line 2: id is .*: type = "unsigned"', both)
-    for suffix, line in (("0.jsonl", '{"id": 1}'), ("1.jsonl", f'{{"id": {UNSIGNED}}}')):
-        (tmp_path / suffix).write_text(line + "\n")
-    refused('1.jsonl, line 1: .*: type = "unsigned"', [tmp_path / "0.jsonl", tmp_path / "1.jsonl"])
-    path.write_text(f"id,other\n-1,1\n{UNSIGNED},2\n")
+    for suffix, line, number in (("csv", "id,other\n{},2", 2), ("jsonl", '{{"id": {}}}', 1)):
+        both = [
+            with_lines(tmp_path / f"{file}.{suffix}", [line.format(one)])
+            for file, one in enumerate((1, UNSIGNED))
+        ]
+        refused(f'1.{suffix}, line {number}: .*: type = "unsigned"', both)
+    with_lines(path, ["id,other", "-1,1", f"{UNSIGNED},2"])
     assert "which no integer of 64 bits holds" in open_log(path).notes[0]
     assert bags_of(path, "id", null=["-1"], **how) == [[0], [UNSIGNED % 1009]]
 
@@ -112,22 +101,14 @@ def test_unsigned_ids(tmp_path: Path) -> None:
 def test_an_index_is_no_feature(tmp_path: Path) -> None:
     frame = pd.DataFrame({"id": [5, 6, 7, 6, 8], "clicks": [1, 2, 3, 4, 5]})
     some = frame.loc[[0, 1, 4]]
-    for log in (some, _parquet(some, tmp_path), _csv(some, tmp_path)):
+    some.to_parquet(tmp_path / "frame.parquet")
+    some.to_csv(tmp_path / "frame.csv")
+    for log in (some, tmp_path / "frame.parquet", tmp_path / "frame.csv"):
         opened = open_log(log)
         assert list(opened.tables) == ["id", "clicks"]
         assert "(it is an index, as pandas writes it)" in opened.notes[0]
     named = open_log(some, sparse=["id", "__index_level_0__"])
     assert list(named.tables) == ["id", "__index_level_0__"]
-
-
-def _parquet(frame: pd.DataFrame, folder: Path) -> Path:
-    frame.to_parquet(folder / "frame.parquet")
-    return folder / "frame.parquet"
-
-
-def _csv(frame: pd.DataFrame, folder: Path) -> Path:
-    frame.to_csv(folder / "frame.csv")
-    return folder / "frame.csv"
 
 
 @pytest.mark.parametrize("log", [np.arange(3), {"id": [1, 2]}, [{"id": 1}], 7])
@@ -166,8 +147,8 @@ def test_bytes_of_one_length_are_ids(tmp_path: Path) -> None:
         if kind == pa.uuid():
             column = pa.ExtensionArray.from_storage(kind, column)
         for log in (files(tmp_path, column), pa.table({"id": column})):
-            bags = bags_of(log, "id", id_mapping="vocabulary")
-            assert bags == [[row + 1] for row in range(300)] + [[1], [2], [301]]
+            found = bags_of(log, "id", id_mapping="vocabulary")
+            assert found == [[row + 1] for row in range(300)] + [[1], [2], [301]]
         lists = pa.LargeListArray.from_arrays([0, 2, 4], column[:4])
         assert list(map(sorted, bags_of(files(tmp_path, lists), "id"))) == [[1, 2], [3, 4]]
     coded = pa.array(uuids, pa.binary(16)).dictionary_encode()
@@ -178,8 +159,8 @@ def test_bytes_of_few_samples_are_ids(tmp_path: Path) -> None:
     """Without a zero among them, only that they are no text shows that they are no lists."""
     values = [bytes([200 + row, *b"| ,"]) for row in range(9)]
     for log in (files(tmp_path, pa.array(values)), pa.table({"id": pa.array(values)})):
-        bags = bags_of(log, "id", sparse=["id"], id_mapping="vocabulary")
-        assert bags == [[row + 1] for row in range(9)]
+        found = bags_of(log, "id", sparse=["id"], id_mapping="vocabulary")
+        assert found == [[row + 1] for row in range(9)]
 
 
 def test_why_no_column_is_categorical() -> None:

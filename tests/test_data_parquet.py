@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from data_cases import refused
+from data_cases import refused, with_lines
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,13 +105,9 @@ def test_small_row_groups_are_read_together(tmp_path: Path) -> None:
 def test_blocks_can_be_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log.parquet"
     pq.write_table(pa.table({"item": np.arange(SAMPLES)}), path, row_group_size=7)
-    parts = list(open_log(path).blocks(30, lambda block: block % 2 == 1))
-    assert [part if isinstance(part, int) else part.features["item"].ids[0] for part in parts] == [
-        30,
-        30,
-        30,
-        90,
-    ]
+    parts = open_log(path).blocks(30, lambda block: block % 2 == 1)
+    found = [part if isinstance(part, int) else part.features["item"].ids[0] for part in parts]
+    assert found == [30, 30, 30, 90]
 
 
 def test_texts_that_are_numbers(tmp_path: Path) -> None:
@@ -144,8 +140,7 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
         list(open_log(path, rows=5).chunks(2))
     with pytest.raises(DataError, match=r"log\.parquet, row 2: feature 'b' has id 50"):
         list(open_log(path, rows={"a": 10, "b": 50}).chunks())
-    text = tmp_path / "ids.csv"
-    text.write_text("a,b\n1,1\n2,2\n3,3\n9,4\n")
+    text = with_lines(tmp_path / "ids.csv", ["a,b", "1,1", "2,2", "3,3", "9,4"])
     for samples in (1, 3, 100):  # The place does not depend on how many samples are read at once.
         with pytest.raises(DataError, match=r"ids\.csv, line 5: feature 'a' has id 9, .* 0\.\.4"):
             list(open_log(text, rows=5).chunks(samples))
@@ -155,16 +150,10 @@ def test_ids_out_of_range_are_named(tmp_path: Path) -> None:
         list(open_log(path, id_mapping="identity").chunks())
     log = open_log(path)
     assert log.tables == {"a": 3}
-    assert (
-        log.notes[1]
-        == "table a: each id that occurs gets a row, as a has ids below 0 or from 2^63 on"
-    )
-    text = tmp_path / "log.csv"
-    text.write_text(f"a,b\n{2**63},1\n{2**63 + 1},2\n")
-    assert (
-        "table a: each id that occurs gets a row, as a has ids below 0 or from 2^63 on"
-        in " ".join(open_log(text).notes)
-    )
+    note = "table a: each id that occurs gets a row, as a has ids below 0 or from 2^63 on"
+    assert log.notes[1] == note
+    text = with_lines(tmp_path / "log.csv", ["a,b", f"{2**63},1", f"{2**63 + 1},2"])
+    assert note in " ".join(open_log(text).notes)
     pq.write_table(pa.table({"a": [1, 2**40]}), path)
     refused("too large for a row number", path, id_mapping="identity")
     log = open_log(path)
@@ -210,5 +199,4 @@ def test_the_real_avazu_log(real_data: Path) -> None:
     assert log.encoding.label == "click"
     assert log.tables["device_ip"] == 7303
     (chunk,) = log.chunks(10_000)
-    assert chunk.labels is not None
     assert set(chunk.labels.tolist()) == {0.0, 1.0}

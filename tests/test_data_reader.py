@@ -34,10 +34,9 @@ def log_path(tmp_path: Path) -> Path:
     return path
 
 
-def rows_of(log: object, feature: str) -> list[int]:
-    (chunk,) = log.chunks()  # type: ignore[attr-defined]
-    found: list[int] = chunk.features[feature].ids.tolist()
-    return found
+def rows_of(log: Any, feature: str) -> list[int]:
+    (chunk,) = log.chunks()
+    return chunk.features[feature].ids.tolist()
 
 
 @pytest.mark.parametrize(
@@ -113,10 +112,8 @@ def test_a_local_file_may_be_named_by_its_uri(log_path: Path) -> None:
 
 def test_the_suffix_tells_the_format(tmp_path: Path) -> None:
     for name, message in [
-        ("x.pt", "x.pt: no such file"),
-        ("x.pt.gz", "x.pt.gz: no such file"),
-        ("x.parquet", "x.parquet: No such file"),
-        ("x.tsv.gz", "cannot open .*x.tsv.gz: No such file"),
+        *((name, f"{name}: no such file") for name in ("x.pt", "x.pt.gz")),
+        *((name, f"cannot open .*{name}: No such file") for name in ("x.parquet", "x.tsv.gz")),
     ]:
         refused(message, tmp_path / name)
 

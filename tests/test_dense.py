@@ -11,14 +11,7 @@ from dense_cases import DLRM, machine, problem, table
 from torch.profiler import ProfilerActivity, profile
 
 from placer import Plan, Problem, Topology
-from placer.dense import (
-    Dense,
-    DenseLayers,
-    DenseNetwork,
-    MeasuredDense,
-    Product,
-    dense_memory,
-)
+from placer.dense import Dense, DenseLayers, DenseNetwork, MeasuredDense, Product, dense_memory
 from placer.dense.network import pass_bytes
 from placer.errors import PlacerError, ProblemError
 from placer.simulator.replay import ReplayOptions
@@ -145,8 +138,8 @@ def test_memory_of_other_interactions_by_hand(changes: dict[str, Any], values: i
 
 def test_half_precision_halves_activations_and_copies_parameters() -> None:
     network = DenseNetwork.of(DLRM, [table("a", 2)])
-    full = dense_memory(network, 100)
-    half = dense_memory(DenseNetwork.of(replace(DLRM, math="bfloat16"), [table("a", 2)]), 100)
+    of_half = DenseNetwork.of(replace(DLRM, math="bfloat16"), [table("a", 2)])
+    full, half = dense_memory(network, 100), dense_memory(of_half, 100)
     assert half.activation_bytes - 1200 == (full.activation_bytes - 1200) / 2
     assert half.parameter_bytes == 33 * 6
     assert half.gradient_bytes == 33 * 4
@@ -174,12 +167,12 @@ def test_memory_is_what_torch_allocates(
     allocated = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
     most = max(itertools.accumulate(size for _, size in allocated))
     layers = DenseLayers((*top, 1), (*bottom, dim), 13)
-    memory = dense_memory(DenseNetwork.of(layers, [table("t", dim, features)]), samples)
+    network = DenseNetwork.of(layers, [table("t", dim, features)])
+    memory = dense_memory(network, samples)
     given = numeric.nbytes + labels.nbytes
     # Gradients of parameters are there in part: those of the top MLP, or none.
     assert memory.activation_bytes - given <= most * 1.03
     assert most * 0.97 <= memory.activation_bytes + memory.gradient_bytes - given
-    network = DenseNetwork.of(layers, [table("t", dim, features)])
     assert max(pass_bytes(network, samples)) - given == pytest.approx(most, rel=0.03)
 
 
@@ -190,9 +183,8 @@ def test_a_problem_takes_the_dense_part_off_each_gpu_once() -> None:
     assert given.topology.hosts == without.topology.hosts
     assert replace(given, pipeline="serial").topology == given.topology
     larger = replace(given, batch_size=8)
-    assert larger.topology == problem(DLRM, machine()).topology.with_memory(
-        hbm=2**30 - larger.dense_memory.total_bytes
-    )
+    left = 2**30 - larger.dense_memory.total_bytes
+    assert larger.topology == given.topology.with_memory(hbm=left)
     assert replace(larger, batch_size=4) == given
     assert problem(MeasuredDense(0.01), machine()).topology == without.topology
 
@@ -207,14 +199,9 @@ def test_a_gpu_without_room_for_the_dense_part_is_named() -> None:
 
 def test_only_what_is_not_as_usual_changes_the_hash() -> None:
     usual = problem(None, machine())
-    hashes = {
-        usual.sha256,
-        replace(usual, pipeline="serial").sha256,
-        problem(DLRM, machine()).sha256,
-        problem(replace(DLRM, math="bfloat16"), machine()).sha256,
-        problem(MeasuredDense(0.01), machine()).sha256,
-    }
-    assert len(hashes) == 5
+    parts = DLRM, replace(DLRM, math="bfloat16"), MeasuredDense(0.01)
+    others = replace(usual, pipeline="serial"), *(problem(dense, machine()) for dense in parts)
+    assert len({one.sha256 for one in (usual, *others)}) == 5
     named = replace(machine(), gpus=tuple(replace(gpu, chip="h100") for gpu in machine().gpus))
     assert problem(None, named).sha256 == usual.sha256
     assert problem(DLRM, named).sha256 != problem(DLRM, machine()).sha256

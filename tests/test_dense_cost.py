@@ -18,13 +18,7 @@ from cost_models.dense import (
 )
 from cost_models.roofline import RooflineConstants
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Table, TableProfile, Topology
-from placer.dense import (
-    Dense,
-    DenseLayers,
-    DenseMath,
-    DenseNetwork,
-    MeasuredDense,
-)
+from placer.dense import Dense, DenseLayers, DenseMath, DenseNetwork, MeasuredDense
 from placer.errors import ProblemError
 from placer.workloads import named_workload
 from solvers import Limits, solve

@@ -38,7 +38,6 @@ def killed_in(code: str, *arguments: object) -> None:
     running = subprocess.Popen(
         [sys.executable, "-c", STARTS + code, *map(str, arguments)], stdout=subprocess.PIPE
     )
-    assert running.stdout is not None
     assert running.stdout.readline()
     running.send_signal(signal.SIGKILL)
     running.wait()
@@ -279,9 +278,8 @@ def test_the_start_of_a_compressed_file_may_be_all_that_is_read(
     """A reader that has enough asks for no byte more, which is no error of the stream."""
     content = random.Random(1).randbytes(300_000)
     file = tmp_path / f"log.csv{suffix}"
-    with pa.output_stream(
-        str(file), compression={".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(suffix)
-    ) as stream:
+    packing = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(suffix)
+    with pa.output_stream(str(file), compression=packing) as stream:
         stream.write(lzma.compress(content) if suffix == ".xz" else content)
     for size in (1, 100_000, 200_000, 300_000, 400_000):
         assert head(str(file), size) == content[:size]

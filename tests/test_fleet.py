@@ -17,14 +17,7 @@ from placer import Problem, Topology
 from placer.topology.kinds import GPU_KINDS, LIST_PRICES
 from placer.workloads import named_workload
 from solvers import Limits, solve, solver
-from solvers.analysis.compare import (
-    FLEET,
-    SAMPLES,
-    CompareRow,
-    cheapest,
-    fleet,
-    price_of,
-)
+from solvers.analysis.compare import FLEET, SAMPLES, CompareRow, cheapest, fleet, price_of
 from solvers.report.compare import _front
 from solvers.result import usable_cores
 

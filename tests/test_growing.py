@@ -146,5 +146,4 @@ def placer_profile(path: Path) -> dict[int, int]:
     from placer import Profile
 
     encoding = Profile.load(path).encoding
-    assert encoding is not None
     return {int(key): row for row, key in enumerate(encoding.vocabularies["item"], 1)}

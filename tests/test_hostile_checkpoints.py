@@ -51,6 +51,11 @@ def loads(folder: Path) -> None:
     load_model(folder, PlacedEmbeddings(plan_of([two_features()])))
 
 
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        loads(folder)
+
+
 def changed(folder: Path, change: Callable[[Metadata], Any]) -> None:
     """Let something happen to the metadata, as torch reads it."""
     path = folder / ".metadata"
@@ -63,9 +68,8 @@ def test_members_of_an_enum_may_be_pickled_by_name(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As by Python 3.11.0 to 3.11.3. Checkpoints that were saved there could not be read."""
-    monkeypatch.setattr(
-        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda one, _: (getattr, (type(one), one.name))
-    )
+    by_name = lambda one, _: (getattr, (type(one), one.name))  # noqa: E731
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
     changed(saved, lambda _: None)
     assert b"getattr" in (saved / ".metadata").read_bytes()
     loads(saved)
@@ -78,8 +82,7 @@ def test_metadata_sets_no_attribute_of_a_class(saved: Path) -> None:
     program += b"N}\x8c\x07__doc__\x8c\x05takens\x86b."
     (saved / ".metadata").write_bytes(program)
     document = Metadata.__doc__
-    with pytest.raises(CheckpointError, match=r"adds to a Global.*nothing of it was run"):
-        loads(saved)
+    refused(saved, r"adds to a Global.*nothing of it was run")
     assert Metadata.__doc__ == document
 
 
@@ -101,8 +104,7 @@ def test_metadata_sets_no_attribute_of_a_class(saved: Path) -> None:
 def test_a_short_program_takes_little_memory(saved: Path, program: bytes) -> None:
     (saved / ".metadata").write_bytes(program)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(CheckpointError, match=r"no metadata of torch.distributed.checkpoint"):
-        loads(saved)
+    refused(saved, r"no metadata of torch.distributed.checkpoint")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # In KiB.
 
 
@@ -112,8 +114,7 @@ def test_a_part_in_place_of_another_is_noticed(saved: Path) -> None:
         chunks[3] = chunks[2]
 
     changed(saved, change)
-    with pytest.raises(CheckpointError, match=r"the same bytes of __0_0.distcp are a part of"):
-        loads(saved)
+    refused(saved, r"the same bytes of __0_0.distcp are a part of")
 
 
 def test_tensors_have_at_most_so_many_parts(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +125,7 @@ def test_tensors_have_at_most_so_many_parts(saved: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(most, len(metadata.storage_data))
 
     changed(saved, change)
-    with pytest.raises(CheckpointError, match="weight' is in too many parts"):
-        loads(saved)
+    refused(saved, "weight' is in too many parts")
 
 
 def test_a_tensor_whose_name_is_no_text_is_refused(saved: Path) -> None:
@@ -134,8 +134,7 @@ def test_a_tensor_whose_name_is_no_text_is_refused(saved: Path) -> None:
         tensors[5] = tensors.pop("model.t.weight")  # type: ignore[index]
 
     changed(saved, change)
-    with pytest.raises(CheckpointError, match=r"names a tensor twice, or not by a text: 5"):
-        loads(saved)
+    refused(saved, r"names a tensor twice, or not by a text: 5")
 
 
 def test_cells_are_counted_not_numbers(saved: Path) -> None:
@@ -150,8 +149,7 @@ def test_cells_are_counted_not_numbers(saved: Path) -> None:
         places[type(index)(name, chunk.offsets)] = place
 
     changed(saved, change)
-    with pytest.raises(CheckpointError, match=r"a part of rows .* of model.t.weight twice"):
-        loads(saved)
+    refused(saved, r"a part of rows .* of model.t.weight twice")
 
 
 @pytest.mark.parametrize(
@@ -160,8 +158,7 @@ def test_cells_are_counted_not_numbers(saved: Path) -> None:
 )
 def test_a_place_is_two_numbers(saved: Path, name: str, value: object) -> None:
     changed(saved, lambda m: setattr(next(iter(m.storage_data.values())), name, value))
-    with pytest.raises(CheckpointError, match=r"has a part of .* bytes from byte"):
-        loads(saved)
+    refused(saved, r"has a part of .* bytes from byte")
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 63, 1 << 500])
@@ -173,8 +170,7 @@ def test_a_shape_is_of_numbers_that_are_not_negative(saved: Path, number: int) -
     path = saved / ".metadata"
     as_long = b"\x8a" + bytes([80]) + number.to_bytes(80, "little", signed=True)
     path.write_bytes(path.read_bytes().replace(b"J" + (1234567).to_bytes(4, "little"), as_long))
-    with pytest.raises(CheckpointError, match=r"a shape that is none"):
-        loads(saved)
+    refused(saved, r"a shape that is none")
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -247,20 +243,14 @@ def test_other_content_is_refused(value: object) -> None:
         read_tensors(io.BytesIO(written(value)))
 
 
-@pytest.mark.parametrize(
-    ("method", "order", "says"),
-    [
-        (zipfile.ZIP_DEFLATED, b"little", "larger than the file"),
-        (zipfile.ZIP_STORED, b"big", "big-endian"),
-    ],
-    ids=["compressed", "big-endian"],
-)
+@pytest.mark.parametrize(("method", "order", "says"), [
+    (zipfile.ZIP_DEFLATED, b"little", "larger than the file"),
+    (zipfile.ZIP_STORED, b"big", "big-endian"),
+])  # fmt: skip
 def test_other_archives_are_refused(method: int, order: bytes, says: str) -> None:
     content, packed = written(torch.zeros(100_000)), io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(content)) as plain,
-        zipfile.ZipFile(packed, "w", method) as other,
-    ):
+    plain = zipfile.ZipFile(io.BytesIO(content))
+    with zipfile.ZipFile(packed, "w", method) as other:
         for name in plain.namelist():
             other.writestr(name, order if name.endswith("byteorder") else plain.read(name))
     with pytest.raises(TensorFileError, match=says):

@@ -108,7 +108,6 @@ def test_texts_cannot_leave_a_script(name: str) -> None:
 def test_bars_lines_and_hatches_of_a_palette_are_all_different() -> None:
     script = resources.files("solvers.report.page") / "templates/page.js"
     patterns = re.search(r"PATTERNS = (\[.*\])", script.read_text())
-    assert patterns is not None
     for one in (SERIES, MARKERS, json.loads(patterns[1])):
         assert len(set(one)) == len(one) == len(SERIES)
 
@@ -466,7 +465,6 @@ def test_budgets_are_before_what_is_reserved_and_dense_layers_take(tmp_path: Pat
     profile, plan = tmp_path / "profile", tmp_path / "plan.json"
     problem(1 << 20).profile.save(profile)
     made = solve(problem(1 << 20), "greedy-cost").plan
-    assert made is not None
     made.save(plan)
     budgets = [10 << 10, 20 << 10, 30 << 10]
     shown = ask(

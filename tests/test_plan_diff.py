@@ -28,15 +28,10 @@ def successive_plans(draw: st.DrawFn) -> tuple[Plan, Plan]:
     for _ in range(2):
         listed = draw(st.permutations(range(table.rows)))[: draw(st.integers(0, table.rows))]
         ordered = draw(st.booleans())
-        plans.append(
-            Plan(
-                (table,),
-                topology,
-                tuple(draw(covers(table, topology))),
-                {"t": RowOrder("profile")} if ordered else {},
-                {"t": np.array(listed, dtype=np.int64)} if ordered else {},
-            )
-        )
+        orders = {"t": RowOrder("profile")} if ordered else {}
+        hot_ids = {"t": np.array(listed, dtype=np.int64)} if ordered else {}
+        shards = tuple(draw(covers(table, topology)))
+        plans.append(Plan((table,), topology, shards, orders, hot_ids))
     return plans[0], plans[1]
 
 
@@ -64,12 +59,11 @@ def test_cells_are_those_of_brute_force(plans: tuple[Plan, Plan]) -> None:
     arrivals: Counter[Home | None] = Counter()
     weight_cells = 0
     for cell, homes in after.items():
-        arrivals.update(homes - before[cell])
-        if not homes - before[cell]:
+        come, held = homes - before[cell], {place(was) for was in before[cell]}
+        arrivals.update(come)
+        if not come:
             arrivals[None] += len(before[cell] - homes)
-        weight_cells += sum(
-            place(home) not in {place(was) for was in before[cell]} for home in homes - before[cell]
-        )
+        weight_cells += sum(place(home) not in held for home in come)
     found = diff(old, new)
     assert found.changed_cells == sum(after[cell] != before[cell] for cell in after)
     assert found.compared_cells == len(after)
@@ -79,9 +73,7 @@ def test_cells_are_those_of_brute_force(plans: tuple[Plan, Plan]) -> None:
         state = {"sgd": 0, "adagrad": 4, "adam": 8}[table.optimizer]
         bytes_per_cell = table.weight_bytes_per_row(1) + state
         assert found.moved_bytes == weight_cells * bytes_per_cell
-    assert all(
-        move.source in {h for homes in before.values() for h in homes} for move in found.moves
-    )
+    assert {move.source for move in found.moves} <= {h for homes in before.values() for h in homes}
 
 
 @given(successive_plans())
@@ -106,9 +98,8 @@ def test_kinds_and_bytes_of_moves() -> None:
         in_dram("t", (50, 100, 1), (0, 8), "gpu:1"),
     )
     found = diff(old, new)
-    assert {
-        (m.kind, str(m.source), str(m.target), m.cells, m.moved_bytes) for m in found.moves
-    } == {
+    moves = {(m.kind, str(m.source), str(m.target), m.cells, m.moved_bytes) for m in found.moves}
+    assert moves == {
         ("HBM to HBM", "gpu:0 hbm", "gpu:1 hbm", 160, 640),
         ("HBM to DRAM", "gpu:0 hbm", "gpu:0 dram", 80, 320),
         ("served elsewhere", "gpu:0 dram", "gpu:1 dram", 400, 0),
@@ -118,20 +109,12 @@ def test_kinds_and_bytes_of_moves() -> None:
 
 
 def test_a_moved_part_of_a_row_brings_its_state() -> None:
-    for optimizer, row_bytes in (
-        ("sgd", 16),
-        ("adagrad", 32),
-        ("rowwise_adagrad", 20),
-        ("adam", 48),
-    ):
+    halves = in_hbm("t", (0, 100, 1), (0, 4)), in_hbm("t", (0, 100, 1), (4, 8), "gpu:1")
+    sizes = {"sgd": 16, "adagrad": 32, "rowwise_adagrad": 20, "adam": 48}
+    for optimizer, row_bytes in sizes.items():
         table = replace(TABLE, optimizer=optimizer)
         old = plan_of(table, in_hbm("t", (0, 100, 1), (0, 8)))
-        new = plan_of(
-            table,
-            in_hbm("t", (0, 100, 1), (0, 4)),
-            in_hbm("t", (0, 100, 1), (4, 8), "gpu:1"),
-        )
-        assert diff(old, new).moved_bytes == 100 * row_bytes
+        assert diff(old, plan_of(table, *halves)).moved_bytes == 100 * row_bytes
 
 
 def test_narrow_rows_move_and_stay_in_their_type() -> None:
@@ -149,11 +132,8 @@ def test_narrow_rows_move_and_stay_in_their_type() -> None:
     wide = plan_of(table, in_hbm("t", (0, 40, 1), (0, 8)), replace(cold, dtype=None))
     narrowed, widened = diff(wide, old), diff(old, wide)
     assert (narrowed.kept_bytes, widened.kept_bytes) == (40 * row + 60 * narrow, 100 * row)
-    assert [one.tables[0].detail for one in (narrowed, widened, diff(old, old))] == [
-        "cold rows become int8",
-        "cold rows become float32",
-        "",
-    ]
+    details = [one.tables[0].detail for one in (narrowed, widened, diff(old, old))]
+    assert details == ["cold rows become int8", "cold rows become float32", ""]
     assert "cold rows become int8" in diff_report(narrowed).to_csv()
 
 

@@ -28,12 +28,10 @@ TEXT = (REPOSITORY / "docs" / "plan-format.md").read_text(encoding="utf-8")
 
 def test_the_example_is_a_sound_plan(tmp_path: Path) -> None:
     example = re.search(r"```json\n(.*?)```", TEXT, re.DOTALL)
-    assert example is not None
     document = json.loads(example[1])
     jsonschema.validate(document, SCHEMA)
     order = document["row_order"]["C1"]
     ids = re.search(r"lists the ids (\d+), (\d+) and (\d+) for `C1`", TEXT)
-    assert ids is not None
     hot_ids = np.array(ids.groups(), dtype=np.int64)
     save_file({"C1": hot_ids}, tmp_path / order["file"])
     assert sha256_file(tmp_path / order["file"]) == order["sha256"]

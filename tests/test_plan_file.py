@@ -33,11 +33,15 @@ TABLE = Table("t", 10, 4, features=(Feature("a", 2.0),))
 def hot_cold() -> Plan:
     """A table with its 3 hottest rows in HBM, and a row order."""
     plan = plan_of(TABLE, in_hbm("t", (0, 3, 1), (0, 4)), in_dram("t", (3, 10, 1), (0, 4)))
-    return replace(
-        plan,
-        row_order={"t": RowOrder("profile")},
-        hot_ids={"t": np.array([7, 1, 4], dtype=np.int64)},
-    )
+    hot_ids = {"t": np.array([7, 1, 4], dtype=np.int64)}
+    return replace(plan, row_order={"t": RowOrder("profile")}, hot_ids=hot_ids)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of that plan."""
+    hot_cold().save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
 
 
 def assert_same(one: Plan, two: Plan) -> None:
@@ -58,9 +62,7 @@ def edited(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_text(json.dumps(document))
 
 
-def test_an_altered_plan_is_refused_until_it_is_sealed(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    hot_cold().save(path)
+def test_an_altered_plan_is_refused_until_it_is_sealed(path: Path) -> None:
     edited(path, lambda document: document.update(batch_size=77))
     assert "was altered since it was written: restore it; if you edited" in error_of(path)
     seal(path)
@@ -94,9 +96,7 @@ def test_round_trip(plan: Plan) -> None:
         assert {file.name: file.read_bytes() for file in Path(folder).iterdir()} == before
 
 
-def test_the_type_of_the_exchange_is_kept_and_left_out_where_it_is_as_usual(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    hot_cold().save(path)
+def test_the_type_of_the_exchange_is_kept_and_left_out_where_it_is_as_usual(path: Path) -> None:
     assert "exchange_dtype" not in json.loads(path.read_text())
     assert Plan.load(path).exchange_dtype == "float32"
     replace(hot_cold(), exchange_dtype="bfloat16").save(path)
@@ -132,9 +132,7 @@ def test_only_the_current_row_order_is_kept(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_cut_short_anywhere(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    hot_cold().save(path)
+def test_cut_short_anywhere(path: Path) -> None:
     whole = path.read_bytes()
     # The last byte is a line end, the one before a brace.
     for size in range(0, len(whole) - 2, fewer(1, 9)):
@@ -190,9 +188,7 @@ def _set(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:
         (_set("row_order", "u", to={"kind": "profile", "file": "no.rows"}), "no.rows is missing"),
     ],
 )
-def test_edited(tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str) -> None:
-    path = tmp_path / "plan.json"
-    hot_cold().save(path)
+def test_edited(path: Path, change: Callable[[dict[str, Any]], None], words: str) -> None:
     edited(path, change)
     assert words in error_of(path)
 
@@ -226,9 +222,7 @@ def test_values_of_another_type_are_refused(data: st.DataObject) -> None:
             Plan.load(path)
 
 
-def test_row_order_missing_or_altered(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    hot_cold().save(path)
+def test_row_order_missing_or_altered(path: Path, tmp_path: Path) -> None:
     order = next(tmp_path.glob("*.safetensors"))
     whole = order.read_bytes()
     link = tmp_path / "link" / path.name
@@ -255,10 +249,9 @@ def test_row_order_missing_or_altered(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_order_of_something_else(
-    tmp_path: Path, tensors: dict[str, np.ndarray] | None, words: str
+    path: Path, tensors: dict[str, np.ndarray] | None, words: str
 ) -> None:
-    path, order = tmp_path / "plan.json", tmp_path / "other.safetensors"
-    hot_cold().save(path)
+    order = path.with_name("other.safetensors")
     if tensors is None:
         order.write_bytes(b"no tensors")
     else:

@@ -29,7 +29,6 @@ def made() -> tuple[Problem, Plan, np.ndarray]:
     problem = Problem(Profile((profile,)), Topology.parse("1xt4", hbm="1GiB"), 64)
     shard = Shard("t", (0, ROWS, 1), (0, profile.table.dim), ("gpu:0",), "dram", "cached", HOT)
     shard = Roofline().with_buffers(problem, 0, shard, returns_bags=True)
-    assert profile.counts is not None
     warm = _warm_ids(profile.counts.hottest(), [shard])
     plan = Plan(
         (profile.table,), problem.topology, (shard,), {"t": RowOrder("id")}, {"t": warm}, 64
@@ -47,7 +46,6 @@ def test_a_plan_lists_rows_without_moving_them(tmp_path: Path) -> None:
     assert loaded.hot_ids["t"].size == HOT
     first = int(plan.hot_ids["t"].min())
     every_second = warm_members(loaded, "t", (first, ROWS, 2))
-    assert every_second is not None
     assert set(first + 2 * every_second) == {
         one for one in plan.hot_ids["t"] if (one - first) % 2 == 0
     }

@@ -60,13 +60,17 @@ def test_counts_take_little_space(tmp_path: Path) -> None:
 
 def test_a_published_workload_keeps_its_cdf(tmp_path: Path) -> None:
     table = Table("t", 10**7, 128, features=(Feature("a", 20.0, 0.5, "mean"),))
-    published = Profile(
-        (TableProfile(table, AccessCdf.zipf(10**7, 1.05), zipf_exponent=1.05),), source="a paper"
-    )
+    of_table = TableProfile(table, AccessCdf.zipf(10**7, 1.05), zipf_exponent=1.05)
+    published = Profile((of_table,), source="a paper")
     published.save(tmp_path / "new" / "folder")
     loaded = Profile.load(tmp_path / "new" / "folder")
     assert_same_profile(loaded, published)
     assert loaded["t"].counts is None
+
+
+def profile_with(encoding: Encoding) -> Profile:
+    counts = {name: RowCounts.from_dense(np.ones(rows)) for name, rows in encoding.tables.items()}
+    return profile_of(counts, encoding=encoding)
 
 
 def test_vocabularies_are_saved_beside(tmp_path: Path) -> None:
@@ -79,9 +83,7 @@ def test_vocabularies_are_saved_beside(tmp_path: Path) -> None:
             "w": Vocabulary(np.zeros(0, dtype=np.uint64)),
         },
     )
-    counts = {name: RowCounts.from_dense(np.ones(rows)) for name, rows in encoding.tables.items()}
-    profile = profile_of(counts, encoding=encoding)
-    profile.save(tmp_path)
+    profile_with(encoding).save(tmp_path)
     assert Profile.load(tmp_path).encoding == encoding
     (vocabulary,) = tmp_path.glob("vocabulary-*.parquet")
     vocabulary.write_bytes(vocabulary.read_bytes()[:-1])
@@ -105,11 +107,9 @@ def test_loading_leaves_no_threads(tmp_path: Path) -> None:
     """Threads that clean up after a read may meet Python's end, and the process aborts."""
     vocabulary = Vocabulary(np.arange(50, dtype=np.uint64))
     encoding = Encoding(feature_tables={"a": "t"}, mappings={"t": vocabulary})
-    counts = {name: RowCounts.from_dense(np.ones(rows)) for name, rows in encoding.tables.items()}
-    profile_of(counts, encoding=encoding).save(tmp_path)
+    profile_with(encoding).save(tmp_path)
     words = [sys.executable, "-c", LOAD, str(tmp_path)]
-    run = subprocess.run(words, check=True, capture_output=True, text=True)
-    assert int(run.stdout) == 0
+    assert int(subprocess.check_output(words)) == 0
 
 
 @pytest.fixture
@@ -125,53 +125,47 @@ def test_saving_again_replaces_and_cleans_up(saved: Path) -> None:
     assert len(list(saved.iterdir())) == 2
 
 
+def refused(folder: Path, words: str) -> None:
+    with pytest.raises(ProfileError, match=words):
+        Profile.load(folder)
+
+
 def test_damage_is_told(saved: Path) -> None:
     (binary,) = saved.glob("counts-*")
     document = saved / "profile.json"
     content, text = binary.read_bytes(), document.read_text()
 
     binary.write_bytes(content[:-5])
-    with pytest.raises(ProfileError, match=rf"{binary.name} has \d+ bytes instead of \d+"):
-        Profile.load(saved)
+    refused(saved, rf"{binary.name} has \d+ bytes instead of \d+")
     binary.write_bytes(content[:-1] + b"\xff")
-    with pytest.raises(ProfileError, match=f"{binary.name} was altered"):
-        Profile.load(saved)
+    refused(saved, f"{binary.name} was altered")
     binary.unlink()
-    with pytest.raises(ProfileError, match=f"cannot read .*{binary.name}: No such file"):
-        Profile.load(saved)
+    refused(saved, f"cannot read .*{binary.name}: No such file")
     binary.write_bytes(content)
 
-    document.write_text(text[:-20])
-    with pytest.raises(ProfileError, match=r"profile\.json is cut short or no JSON"):
-        Profile.load(saved)
-    document.write_text(text.replace('"dim": 64', '"dim": 32'))
-    with pytest.raises(ProfileError, match=r"profile\.json was altered"):
-        Profile.load(saved)
-    document.write_text(text.replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(ProfileError, match="schema_version 2, this placer reads up to 1"):
-        Profile.load(saved)
-    document.write_text("[]")
-    with pytest.raises(ProfileError, match="is no profile"):
-        Profile.load(saved)
+    for damaged, words in (
+        (text[:-20], r"profile\.json is cut short or no JSON"),
+        (text.replace('"dim": 64', '"dim": 32'), r"profile\.json was altered"),
+        (text.replace('_version": 1', '_version": 2'), "version 2, this placer reads up to 1"),
+        ("[]", "is no profile"),
+    ):
+        document.write_text(damaged)
+        refused(saved, words)
     document.unlink()
-    with pytest.raises(ProfileError, match=r"cannot read profile .*profile\.json: No such file"):
-        Profile.load(saved)
+    refused(saved, r"cannot read profile .*profile\.json: No such file")
 
 
 def test_a_profile_that_was_rewritten_by_hand(saved: Path) -> None:
     from placer.files.atomic import sealed
 
     def rewrite(**changes: object) -> None:
-        document = json.loads((saved / "profile.json").read_text()) | changes
-        document = sealed(document)
+        document = sealed(json.loads((saved / "profile.json").read_text()) | changes)
         (saved / "profile.json").write_text(json.dumps(document))
 
     document = json.loads((saved / "profile.json").read_text())
     files = document["files"]
     rewrite(tables=[{"name": "t"}])
-    with pytest.raises(ProfileError, match=r"tables\.0\.rows: Field required"):
-        Profile.load(saved)
+    refused(saved, r"tables\.0\.rows: Field required")
     rewrite(tables=document["tables"])
     rewrite(files={"counts": files["counts"] | {"name": "../" + files["counts"]["name"]}})
-    with pytest.raises(ProfileError, match="beside its JSON"):
-        Profile.load(saved)
+    refused(saved, "beside its JSON")

@@ -23,18 +23,15 @@ def loader() -> "DataLoader[dict[str, torch.Tensor]]":
 
 
 def test_a_dataloader_is_counted() -> None:
-    profile = profile_batches(
-        loader(), lambda batch: batch, tables={"user": 4, "items": 3}, dim=16, pooling="mean"
-    )
+    tables = {"user": 4, "items": 3}
+    options = {"tables": tables, "dim": 16, "pooling": "mean"}
+    profile = profile_batches(loader(), lambda batch: batch, **options)
     assert profile.samples == 10
-    assert profile["user"].counts is not None
-    assert profile["items"].counts is not None
     assert profile["user"].counts.counts.tolist() == [3, 3, 2, 2]
     assert profile["items"].counts.counts.tolist() == [4, 3, 13]
     assert profile["items"].table.features[0].pooling_factor == 2
     assert profile["items"].table.dim == 16
-    first = profile_batches(islice(loader(), 2), tables={"user": 4, "items": 3})
-    assert first.samples == 8
+    assert profile_batches(islice(loader(), 2), tables=tables).samples == 8
 
 
 def test_a_trainer_sees_its_batches_unchanged() -> None:
@@ -87,7 +84,6 @@ def test_shapes_of_ids() -> None:
     ]
     for bags in same:
         assert bags.ids.tolist() == [5, 6, 7]
-        assert bags.offsets is not None
         assert bags.offsets.tolist() == offsets.tolist()
         assert bags.samples == 3
     assert as_bags("a", [3, 4]).offsets is None
@@ -131,10 +127,9 @@ def test_what_a_dataloader_makes_of_samples() -> None:
     assert profile["history"].table.features[0].pooling_factor == 2
     pairs = DataLoader([({"user": i}, float(i)) for i in range(3)], batch_size=2)
     assert profile_batches(pairs, tables={"user": 3})["user"].lookups == 3
+    lists = DataLoader(torch.utils.data.TensorDataset(torch.arange(3)))
     with pytest.raises(DataError, match="a batch, a list, has no feature 'user'; give extract="):
-        profile_batches(
-            DataLoader(torch.utils.data.TensorDataset(torch.arange(3))), tables={"user": 3}
-        )
+        profile_batches(lists, tables={"user": 3})
 
 
 @pytest.mark.slow

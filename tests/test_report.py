@@ -12,7 +12,7 @@ import pytest
 from fast_and_full import mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
-from problem_cases import counted_table
+from problem_cases import counted_table, plan_for, whole
 from rich.console import Console
 
 from cost_models import Roofline
@@ -48,15 +48,14 @@ def one_table(shards: list[Shard]) -> Plan:
     return Plan((Table("t", 100, 8, features=(Feature("t"),)),), TOPOLOGY, tuple(shards))
 
 
-def hbm(
-    device: str, rows: tuple[int, int, int] = (0, 100, 1), cols: tuple[int, int] = (0, 8)
-) -> Shard:
+Slice = tuple[int, int, int]
+
+
+def hbm(device: str, rows: Slice = (0, 100, 1), cols: tuple[int, int] = (0, 8)) -> Shard:
     return Shard("t", rows, cols, (device,), "hbm", "device")
 
 
-def dram(
-    device: str, rows: tuple[int, int, int] = (0, 100, 1), cols: tuple[int, int] = (0, 8)
-) -> Shard:
+def dram(device: str, rows: Slice = (0, 100, 1), cols: tuple[int, int] = (0, 8)) -> Shard:
     return Shard("t", rows, cols, (device,), "dram", "staged")
 
 
@@ -73,10 +72,7 @@ def everywhere(start: int, stop: int) -> Shard:
         ([hbm(f"gpu:{n}", (n, 100, 4)) for n in range(4)], "HBM, row-wise"),
         ([hbm("gpu:0", cols=(0, 4)), hbm("gpu:1", cols=(4, 8))], "HBM, column-wise"),
         ([everywhere(0, 100)], "HBM, replicated"),
-        (
-            [everywhere(0, 5), hbm("gpu:0", (5, 100, 1))],
-            "HBM, hot rows replicated",
-        ),
+        ([everywhere(0, 5), hbm("gpu:0", (5, 100, 1))], "HBM, hot rows replicated"),
         (
             [everywhere(0, 4)]
             + [hbm(f"gpu:{n + c}", (4 + n, 100, 2), (c, c + 4)) for n in (0, 1) for c in (0, 4)],
@@ -121,10 +117,9 @@ def solved() -> tuple[Problem, Plan]:
 
 @pytest.mark.parametrize("columns", [[(0, 8)], [(0, 4), (4, 8)]])
 def test_caches_are_in_hbm_too(columns: list[tuple[int, int]]) -> None:
-    shards = [dram("gpu:0", cols=each) for each in columns]
-    (row,) = plan_report(
-        one_table([replace(shard, lookup="cached", cache_rows=5) for shard in shards])
-    ).to_json()["tables"]
+    cached = replace(dram("gpu:0"), lookup="cached", cache_rows=5)
+    plan = one_table([replace(cached, cols=each) for each in columns])
+    (row,) = plan_report(plan).to_json()["tables"]
     assert row["hot_row_share"] == 0.05
     assert row["hbm_bytes"] == row["dram_bytes"] / 20
 
@@ -221,30 +216,23 @@ def test_plan_report_without_a_cost_model(solved: tuple[Problem, Plan]) -> None:
 
 def test_many_tables_are_summarised() -> None:
     problem = Problem(named_workload("meta-t856"), Topology.parse("16x8xh100"), 256)
-    shards = tuple(
-        Shard(
-            one.name,
-            (0, one.table.rows, 1),
-            (0, one.table.dim),
-            (f"gpu:{number % 128}",),
-            "dram" if number % 3 == 0 else "hbm",
-            "staged" if number % 3 == 0 else "device",
-        )
-        for number, one in enumerate(problem.profile)
-    )
-    plan = Plan(tuple(one.table for one in problem.profile), problem.topology, shards)
+    shards = [
+        whole(problem, "device" if number % 3 else "staged", f"gpu:{number % 128}", table=number)
+        for number in range(len(problem.profile))
+    ]
+    plan = plan_for(problem, *shards)
     report = plan_report(plan, top=7)
     assert len(report.to_json()["tables"]) == 856
-    assert [(row["placement"], row["tables"]) for row in report.to_json()["placements"]] == [
-        ("HBM", 570),
-        ("DRAM", 286),
-    ]
+    placements = {row["placement"]: row["tables"] for row in report.to_json()["placements"]}
+    assert list(placements.items()) == [("HBM", 570), ("DRAM", 286)]
     text = shown(report)
     assert "7 of 856, largest first" in text
     assert "18 of 144, fullest first" in text
     assert len(text.splitlines()) < 60
     listed = report.to_json()["tables"]
     assert listed[0]["size_bytes"] == max(row["size_bytes"] for row in listed)
+    all_bytes = sum(row["size_bytes"] for row in report.to_json()["placements"])
+    assert all_bytes == sum(row["size_bytes"] for row in listed)
 
 
 def test_an_emulated_gpu_is_named_as_such(solved: tuple[Problem, Plan]) -> None:
@@ -259,9 +247,8 @@ def test_an_emulated_gpu_is_named_as_such(solved: tuple[Problem, Plan]) -> None:
 def comparison() -> list[CompareRow]:
     rows = []
     for budget in ("1MiB", "1GiB", "4GiB"):
-        problem = Problem(
-            named_workload("random-10@1"), Topology.parse("2xa100-40", hbm=budget), 256
-        )
+        machine = Topology.parse("2xa100-40", hbm=budget)
+        problem = Problem(named_workload("random-10@1"), machine, 256)
         for solver in ("greedy-size", "greedy-cost"):
             result = solve(problem, solver, time_limit_s=5)
             rows.append(compare_row(problem, solver, Roofline(), result))
@@ -297,9 +284,8 @@ def test_compare_report_in_three_formats(comparison: list[CompareRow]) -> None:
     for one, line in zip(rows, read, strict=True):
         assert list(line) == list(one)
         assert line["solver"] == one["solver"]
-        assert line["step_time_s"] == (
-            "" if one["step_time_s"] is None else str(one["step_time_s"])
-        )
+        time_s = one["step_time_s"]
+        assert line["step_time_s"] == ("" if time_s is None else str(time_s))
     for budget in (2**30, 2**32):
         ratios = [row["ratio_to_best"] for row in rows if row["hbm_budget_bytes"] == budget]
         assert min(ratios) == 1
@@ -346,15 +332,11 @@ def counted_profile() -> Profile:
     counts = np.zeros(1000, dtype=np.int64)
     counts[:100] = np.arange(100, 0, -1) * 10
     table = Table("t", 1000, 16, features=(Feature("a", 2.0, 0.5), Feature("b", 4.0, 1.0)))
-    return Profile(
-        (
-            TableProfile(table, AccessCdf.from_counts(counts), RowCounts.from_dense(counts)),
-            TableProfile(Table("unread", 10, 16), AccessCdf.from_counts(np.zeros(10, np.int64))),
-        ),
-        samples=10_000,
-        sampling=0.5,
-        source="a log",
+    tables = (
+        TableProfile(table, AccessCdf.from_counts(counts), RowCounts.from_dense(counts)),
+        TableProfile(Table("unread", 10, 16), AccessCdf.from_counts(np.zeros(10, np.int64))),
     )
+    return Profile(tables, samples=10_000, sampling=0.5, source="a log")
 
 
 def test_profile_report() -> None:
@@ -398,11 +380,8 @@ def test_the_top_of_a_tiny_table_is_a_row_at_least() -> None:
 def test_topology_report() -> None:
     report = topology_report(Topology.parse("2x2xh100", hbm="8GiB"))
     devices = report.to_json()["devices"]
-    assert [row["device"] for row in devices] == [
-        *(f"gpu:{n}" for n in range(4)),
-        "host:0",
-        "host:1",
-    ]
+    names = [*(f"gpu:{n}" for n in range(4)), "host:0", "host:1"]
+    assert [row["device"] for row in devices] == names
     assert devices[0]["memory_bytes"] == 8 * 2**30
     assert devices[4]["host_link_bytes_per_s"] is None
     text = shown(report)

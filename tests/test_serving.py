@@ -108,7 +108,6 @@ def test_a_server_has_the_trained_rows_and_the_hit_rate(tmp_path: Path) -> None:
         torch.testing.assert_close(pooled, model["t"](ids.view(100, 10)).detach())
         assert not pooled.requires_grad
     rates = served.hit_rates()
-    assert rates is not None
     # A cache that follows the log is about as good as the best fixed one.
     assert rates.hbm_hit_rate == pytest.approx(0.8, abs=0.05)
 

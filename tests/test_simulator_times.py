@@ -61,6 +61,15 @@ def run(plan: Plan, batches: list[Chunk], problem: Problem | None = None, **opti
     return replayed(simulator, StepTimer(simulator.arrangement, Roofline(), profile), batches)
 
 
+def of_one_batch(
+    plan: Plan, problem: Problem, model: StepEquation | None = None
+) -> tuple[StepCounts, StepTimes]:
+    """What a drawn batch does, and its times."""
+    drawn = drawn_batches(problem.profile, problem.global_batch_size, 1, seed=0)
+    ((counts, times),) = timed(plan, drawn, problem, model)
+    return counts, times
+
+
 def timed(
     plan: Plan, batches: Iterable[Chunk], problem: Problem, model: StepEquation | None = None
 ) -> list[tuple[StepCounts, StepTimes]]:
@@ -72,12 +81,9 @@ def timed(
 
 def two_tables() -> Problem:
     """A small table and a large one, of which two batches hardly share a row."""
-    return problem_of(
-        zipf_table("a", 1000, 16, lookups=3),
-        zipf_table("b", 400_000, 8, lookups=2.5, exponent=0.2),
-        topology=machine(2),
-        batch_size=256,
-    )
+    small = zipf_table("a", 1000, 16, lookups=3)
+    large = zipf_table("b", 400_000, 8, lookups=2.5, exponent=0.2)
+    return problem_of(small, large, topology=machine(2), batch_size=256)
 
 
 def sharded(problem: Problem, lookup: Lookup, tables: dict[int, tuple[str, ...]]) -> Plan:
@@ -165,13 +171,10 @@ def test_lookups_of_rows_that_do_not_follow_ids_cost_more() -> None:
     ways: tuple[Lookup, ...] = ("device", "uva", "host")
     for number in (1, 2, 3):
         cuts = [*rows[: number - 1], (rows[number - 1][0], 5000, 1)]
-        shards = [
-            replace(whole(problem, way, "gpu:0"), rows=cut)
-            for way, cut in zip(ways, cuts, strict=False)
-        ]
+        each = zip(ways, cuts, strict=False)
+        shards = [replace(whole(problem, way, "gpu:0"), rows=cut) for way, cut in each]
         plan = plan_for(problem, *shards)
-        drawn = drawn_batches(problem.profile, 512, 1, seed=0)
-        ((counts, found),) = timed(plan, drawn, problem, model)
+        counts, found = of_one_batch(plan, problem, model)
         expected = 1e-6 * counts.parts.lookups.sum() if number > 2 else 0.0
         gpu = model.evaluate(problem, plan).gpus[0]
         assert found.gpu_s[0] - gpu.launch_s == pytest.approx(expected)
@@ -187,8 +190,7 @@ def test_arenas_take_what_all_their_lookups_do(ways: list[Lookup]) -> None:
     problem = problem_of(*tables, topology=machine(1), batch_size=512)
     shards = [whole(problem, way, "gpu:0", table=number) for number, way in enumerate(ways)]
     plan = plan_for(problem, *shards)
-    drawn = drawn_batches(problem.profile, 512, 1, seed=0)
-    ((counts, found),) = timed(plan, drawn, problem, model)
+    counts, found = of_one_batch(plan, problem, model)
     lookups = int(counts.parts.lookups.sum())
     # The row cache has no more rows to find than there are staged ones.
     expected = ("staged" in ways) * 1e-6 * min(lookups, 5000) + ("host" in ways) * 1e-4 * lookups
@@ -282,7 +284,6 @@ def test_draws_follow_the_profile() -> None:
     ids, samples, bags = [], 0, 0
     for chunk in drawn_batches(problem.profile, 5000, 4, seed=1):
         found = chunk.features["t"]
-        assert found.offsets is not None
         samples, bags = samples + chunk.samples, bags + np.count_nonzero(np.diff(found.offsets))
         ids.append(found.ids)
     drawn = np.bincount(np.concatenate(ids), minlength=5)
@@ -405,25 +406,26 @@ def test_copies_delay_kernels_only_if_they_run_beside_them() -> None:
 def test_what_cannot_be_timed_is_refused() -> None:
     problem = two_tables()
     plan = sharded(problem, "device", {0: ("gpu:0",), 1: ("gpu:1",)})
-    alone = Simulator(plan, ReplayOptions(1))
     beside = problem_of(zipf_table("t", 10), topology=machine(3, servers=1))
     on_server = plan_for(beside, whole(beside, "host", "host:1"))
-    with pytest.raises(PlanMismatchError, match="of the 3 GPUs and each of 1 servers, not 1 proc"):
-        StepTimer(Simulator(on_server, ReplayOptions(1)).arrangement, Roofline())
     with pytest.raises(PlanMismatchError, match="host:1 without a GPU serves rows, which takes"):
         Simulator(on_server, ReplayOptions(2))
-    with pytest.raises(PlanMismatchError, match="one process for each of the 2 GPUs"):
-        StepTimer(alone.arrangement, Roofline())
     with pytest.raises(PlanMismatchError, match="3 processes cannot share 2 GPUs"):
         Simulator(plan, ReplayOptions(3))
-    with pytest.raises(PlacerError, match="'torchrec' has no constants"):
-        StepTimer(Simulator(plan).arrangement, TorchRec())
     fewer = Profile((problem.profile["a"],))
-    with pytest.raises(ProfileError, match="no table 'b' in the profile"):
-        StepTimer(Simulator(plan).arrangement, Roofline(), fewer)
     longer = Profile((zipf_table("a", 1001, 16), problem.profile["b"]))
-    with pytest.raises(PlanMismatchError, match="'a' is 1000 × 16 in the plan but 1001 × 16 in"):
-        StepTimer(Simulator(plan).arrangement, Roofline(), longer)
+    all_of, alone = Simulator(plan), Simulator(plan, ReplayOptions(1))
+    for simulator, model, profile, error, words in (
+        (Simulator(on_server, ReplayOptions(1)), Roofline(), None, PlanMismatchError,
+         "of the 3 GPUs and each of 1 servers, not 1 proc"),
+        (alone, Roofline(), None, PlanMismatchError, "one process for each of the 2 GPUs"),
+        (all_of, TorchRec(), None, PlacerError, "'torchrec' has no constants"),
+        (all_of, Roofline(), fewer, ProfileError, "no table 'b' in the profile"),
+        (all_of, Roofline(), longer, PlanMismatchError,
+         "'a' is 1000 × 16 in the plan but 1001 × 16 in"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            StepTimer(simulator.arrangement, model, profile)
     with pytest.raises(DataError, match="no batch"):
         run(plan, [], problem)
     with pytest.raises(DataError, match="no log to replay"):

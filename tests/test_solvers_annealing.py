@@ -78,7 +78,6 @@ def test_sums_of_a_state_are_those_of_its_shards(hot: float, many_gpus: int) -> 
     """Whether most moves are made, or undone; and where only some GPUs are looked at."""
     arrays, state, _, _, _ = annealed(3_000, hot, 8, many_gpus)
     now = arrays.assignment(state.option, state.gpu)
-    assert now is not None
     rows = [BYTES, *range(PHASES.start, now.sums.shape[1])]
     sums = state.sums.swapaxes(1, 2)
     assert sums == pytest.approx(now.sums[:, rows], rel=1e-9, abs=1e-12)
@@ -231,7 +230,6 @@ def test_tables_with_much_work_and_with_few_lookups_are_sharded_anew_first(
     instance = Instance(problem_of(*tables, batch_size=512), Roofline())
     bound = lagrangian_bound(instance)
     start = construct(instance, bound, bound.step_time_s)
-    assert start is not None
     clock, own, room, anew = Clock.start(Limits(time_limit_s=60.0)), start.option_of, 0, set[int]()
     for table in (2, 1, 0):
         room += sum(
@@ -329,12 +327,9 @@ def test_code_that_is_kept_of_another_version_is_none(
 
     def loaded() -> Callable[[int], int]:
         spec = importlib.util.spec_from_file_location("one", path)
-        assert spec is not None
-        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        function: Callable[[int], int] = module.one
-        return function
+        return module.one
 
     assert not is_compiled(loaded())
     assert loaded()(1) == 2

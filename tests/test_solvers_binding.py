@@ -117,7 +117,6 @@ def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> Non
     if kind == "unused HBM":
         placements = [Placement(TableShard(n), n % 4, 0) for n in range(8)]
         plan = build_plan(Instance(problem, MODEL), placements)
-    assert plan is not None
     found = binding(problem, plan, MODEL)
     assert found.resource == resource
     step_time_s = MODEL.evaluate(problem, plan).step_time_s
@@ -137,7 +136,6 @@ def test_what_binds_gains_most_when_solved_anew(kind: str, resource: str) -> Non
 def test_host_memory_that_is_left_over_changes_no_gain() -> None:
     problem = short_of_hbm(4_400_000)
     plan = solve(problem, "greedy-cost").plan
-    assert plan is not None
     gains = binding(problem, plan, MODEL).gains
     assert gains["hbm"] > 0.01
     used = device_memory(plan)["host:0"].total_bytes
@@ -151,7 +149,6 @@ def test_the_gain_of_a_plan_is_that_of_the_changed_machine() -> None:
     for seed in (0, 3, 5)[: fewer(3, 1)]:  # Of the first six those that have a plan.
         problem = random_problem(seed)
         plan = solve(problem, "greedy-cost").plan
-        assert plan is not None
         assert all(shard.lookup != "host" for shard in plan.shards)
         report = MODEL.evaluate(problem, plan)
         gains = binding(problem, plan, MODEL, report).gains

@@ -21,13 +21,7 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits
 from solvers.search import annealing
-from solvers.search.branching import (
-    BranchAndBound,
-    branch_and_bound,
-    formulation,
-    nodes,
-    tree,
-)
+from solvers.search.branching import BranchAndBound, branch_and_bound, formulation, nodes, tree
 from solvers.search.branching.branches import Branches, Examined
 from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout
@@ -186,7 +180,6 @@ def test_a_gpu_that_serves_nothing_waits_for_others_launches_and_not_for_its_own
     problem = problem_of(*(zipf_table(c, 40, 8) for c in "abc"), batch_size=4, topology=machine)
     bound = lagrangian_bound(instance := Instance(problem, Roofline()))
     first = construct(instance, bound, bound.step_time_s)
-    assert first is not None
     assert not first.shards[1]
     (root,) = searched(first, bound.price_s_per_byte).roots or ()
     assert root.bound <= 1000 * (1 + 1e-9), "the step of `first`, in units"
@@ -264,7 +257,6 @@ def test_threads_prove_no_more_than_is_true(monkeypatch: pytest.MonkeyPatch) -> 
         # Stop by relaxations, so that a busy machine searches as far as an idle one.
         limits = Limits(time_limit_s=3600, threads=threads, stop=lambda: len(solved) >= 120)
         one = branch_and_bound(first, price, clock=Clock.start(limits))
-        assert one is not None
         assert one.bound_s > root_s
         found.append(one)
     fastest_s = min(one.best.step_time_s for one in found)
@@ -358,14 +350,12 @@ def test_the_first_relaxation_counts_dram_drives_and_servers(ssd: str | None) ->
     assert instance.needs_servers
     search = Search.start(instance, Clock.start(Limits(time_limit_s=3600, max_steps=10_000)))
     first = construct_plans(search)
-    assert first is not None
     found = searched(first, search.lagrangian.price_s_per_byte)
     assert search.bound_s * (1 - 1e-6) <= found.bound_s <= first.step_time_s
     without_dram = Instance(problem, Roofline())
     unlimited = branch_and_bound(
         first, 0.0, clock=search.clock, most_gap=0.0, bounding=without_dram
     )
-    assert unlimited is not None
     assert unlimited.bound_s < 0.9 * found.bound_s
 
 
@@ -377,7 +367,6 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
     instance = Instance(problem, Roofline())
     search = Search.start(instance, Clock.start(Limits(time_limit_s=3600, max_steps=10_000)))
     first = construct_plans(search)
-    assert first is not None
     decided = searched(first, search.lagrangian.price_s_per_byte)
     assert decided.roots
     assert any(part.sides for part in decided.roots)
@@ -440,7 +429,6 @@ def test_bounds_count_pins_and_tables_that_stay_together(
     best = found.best
     assert found.bound_s >= 0.99 * best.step_time_s
     plan = fitted_plan(best)
-    assert plan is not None
     assert unmet(plan, instance.problem.constraints) == []
     # With too many sets of pinned tables it leaves them out.
     monkeypatch.setattr(formulation, "_MOST_PINS", 0)

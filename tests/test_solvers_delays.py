@@ -37,7 +37,6 @@ def test_no_step_is_shorter_than_the_chain_of_delays() -> None:
             ("lookup", "outputs", "update", "ids"), ((0, 1, 2), (3,)), (0.1, 0.0), (lane,)
         )
         delay = Delay.of(schedule)
-        assert delay is not None
         gpus, shards = rng.integers(1, 4), rng.integers(1, 8)
         phase_s = rng.exponential(rng.uniform(0.1, 2, (4, 1)), (4, shards))
         on = rng.integers(gpus, size=shards)
@@ -58,7 +57,6 @@ def test_step_times_stay_the_same_with_the_chain(seed: int) -> None:
     problem, rng = hosts_apart(20, seed, 32_768), random.Random(seed)
     plain = Instance(problem, Roofline())
     delay = Delay.of(plain.objective.schedule)
-    assert delay is not None
     assert waits(plain, delay.lane.before, delay.lane.begin_s)
     delayed = Instance(problem, Roofline(), delay=delay)
     met = 0
@@ -81,7 +79,6 @@ def test_step_times_stay_the_same_with_the_chain(seed: int) -> None:
 def test_a_wait_that_may_be_shorter_is_not_counted() -> None:
     instance = Instance(hosts_apart(12), Roofline())
     delay = Delay.of(instance.objective.schedule)
-    assert delay is not None
     rows = list(delay.lane.before)
     whole_s = sum(
         float(instance.curve(instance.whole(table), 0).phase_s[rows].sum(axis=0).min())
@@ -99,8 +96,6 @@ def test_bounds_count_delays() -> None:
     delay = Delay.of(plain.objective.schedule)
     first_bound = lagrangian_bound(plain)
     first = construct(plain, first_bound, first_bound.step_time_s)
-    assert delay is not None
-    assert first is not None
     assert delay.is_likely(first.phase_s)
     weights = np.eye(1 + len(plain.objective.schedule.chains))[-1]
     delayed = Instance(problem, Roofline(), weights, delay)
@@ -127,8 +122,6 @@ def test_bounds_count_delays() -> None:
 def test_the_solver_counts_them() -> None:
     problem = hosts_apart(12)
     result = solve(problem, "auto", time_limit_s=600, max_steps=50)
-    assert result.step_time_s is not None
-    assert result.bound_s is not None
     plain = Instance(problem, Roofline())
     assert lagrangian_bound(plain).step_time_s + plain.fixed_s < result.bound_s
     assert result.bound_s <= result.step_time_s

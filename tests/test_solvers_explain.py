@@ -91,9 +91,7 @@ def some_placement(
 def check_read_back(problem: Problem, plan: Plan) -> None:
     """What a plan's shards are read as makes the same shards."""
     instance = Instance(problem, MODEL)
-    found = [placements_of(instance, plan, profile.name) for profile in problem.profile]
-    read = [one for one in found if one is not None]
-    assert len(read) == len(found)
+    read = [placements_of(instance, plan, profile.name) for profile in problem.profile]
     placements = [placed for one in read for placed in one.placements]
     again = build_plan(instance, placements, [shard for one in read for shard in one.replicas])
     assert set(again.shards) == set(plan.shards)
@@ -148,10 +146,8 @@ def test_placements_of_any_option_are_read_back(option: ShardingOption, counted:
             plan = some_placement(problem, random.Random(seed), {0: (option,)})
             check_read_back(problem, plan)
             found = placements_of(Instance(problem, MODEL), plan, "t")
-            assert (found.option.replicated_rows, found.option.column_widths) == (
-                min(option.replicated_rows, rows),
-                option.column_widths,
-            )
+            assert found.option.replicated_rows == min(option.replicated_rows, rows)
+            assert found.option.column_widths == option.column_widths
 
 
 def test_assignments_of_plans(problem: Problem, plan: Plan) -> None:
@@ -194,9 +190,8 @@ def test_worth_of_hbm_is_the_difference_of_evaluations(problem: Problem, plan: P
         now = build_plan(instance, [placed])
         costs = [MODEL.evaluate(problem, one) for one in (now, more)]
         saved = sum(g.total_s for g in costs[0].gpus) - sum(g.total_s for g in costs[1].gpus)
-        extra = costs[1].memory[margin.device].total_bytes - (
-            costs[0].memory[margin.device].total_bytes
-        )
+        used = [one.memory[margin.device].total_bytes for one in costs]
+        extra = used[1] - used[0]
         assert saved / extra == pytest.approx(margin.next_s_per_byte, rel=0.05)
         # What splits a GPU's HBM well has the price of that GPU at its split.
         assert margin.gpu_price_s_per_byte == pytest.approx(margin.next_s_per_byte, rel=0.3)
@@ -216,11 +211,8 @@ def test_a_table_with_all_rows_in_hbm_waits_for_work(problem: Problem) -> None:
 def test_the_hottest_row_binds_slices() -> None:
     table = counted_table("t", [1000, *([1] * 99)])
     problem = problem_of(table, topology=machine(4))
-    plan = Plan(
-        (table.table,),
-        problem.topology,
-        tuple(in_hbm("t", (n, 100, 4), (0, 16), f"gpu:{n}") for n in range(4)),
-    )
+    slices = (in_hbm("t", (n, 100, 4), (0, 16), f"gpu:{n}") for n in range(4))
+    plan = Plan((table.table,), problem.topology, tuple(slices))
     found = explain(problem, plan, "t", MODEL)
     hottest = [b for b in found.bindings if b.constraint == "hottest row"]
     assert [binding.device for binding in hottest] == ["gpu:0"]
@@ -253,9 +245,8 @@ def test_a_memory_binds_from_99_percent_on(memory: str) -> None:
         plan = Plan((table.table,), roomy.topology, halves)
         used = MODEL.evaluate(roomy, plan).memory[device].total_bytes
         tight = sized(roomy.topology, {device: used / share})
-        found = explain(
-            problem_of(table, topology=tight), replace(plan, topology=tight), "t", MODEL
-        )
+        plan = replace(plan, topology=tight)
+        found = explain(problem_of(table, topology=tight), plan, "t", MODEL)
         return {one.constraint: one.device for one in found.bindings}
 
     assert memory not in bindings(0.985)
@@ -377,9 +368,8 @@ def test_report(problem: Problem, plan: Plan) -> None:
     assert shown["alternatives"][0]["placement"] == "as planned"
     assert shown["alternatives"][0]["ratio"] == 1
     assert len(shown["alternatives"]) == len(found.alternatives) + 1
-    assert [row["fits"] for row in shown["alternatives"][1:]] == [
-        not one.short_bytes for one in found.alternatives
-    ]
+    fits = [row["fits"] for row in shown["alternatives"][1:]]
+    assert fits == [not one.short_bytes for one in found.alternatives]
 
 
 @pytest.mark.parametrize("price", [0.0, 1e-25, 2e-12])
@@ -390,7 +380,6 @@ def test_rows_that_take_time_from_hbm_are_said_to_cost_time(
     margins = (ShardMargin("gpu:0", 100, 10, 3e-12, -5e-11, 0.0),)
     shown = explain_report(replace(found, margins=margins, pooled_price_s_per_byte=price))
     section = next(one for one in shown.sections if one.name == "margins")
-    assert section is not None
     cells = {column.key: column.cell(section.rows[0]) for column in section.columns}
     assert cells["next_s_per_byte"] == "costs time"
     assert cells["last_s_per_byte"] == ("1.50x" if price > 1e-20 else "more")

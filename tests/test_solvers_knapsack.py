@@ -177,7 +177,6 @@ def test_convex_shards_are_filled_to_less_than_a_row(shards: list[CostCurve], sh
     knapsack = solve_knapsack(
         [priced_costs(curve, prices) for curve in shards], hbm_bytes, shards.__getitem__
     )
-    assert knapsack is not None
     rows = [-np.diff(c.gpu_s) / np.diff(c.hot_rows) for c in shards if c.hot_rows.size > 1]
     steepest_s = max((float(saved.max()) for saved in rows), default=0.0)
     best_s = tried(shards, hbm_bytes)
@@ -211,7 +210,6 @@ def test_a_split_takes_its_bytes_and_its_time() -> None:
     knapsack = solve_knapsack(
         [priced_costs(curve, np.array([np.inf, 0.0]))], 500.0, lambda _: curve
     )
-    assert knapsack is not None
     assert knapsack.hot_rows == (46,)
     assert (knapsack.hbm_bytes, knapsack.gpu_s) == (495.0, 54.5)
     assert knapsack.dram_bytes == 540.0
@@ -238,7 +236,6 @@ def test_cold_rows_are_on_the_drive_where_that_is_cheapest() -> None:
 
 def test_an_empty_gpu_is_filled_with_nothing() -> None:
     knapsack = solve_knapsack([], 10.0, lambda number: pytest.fail(f"there is no piece {number}"))
-    assert knapsack is not None
     assert (knapsack.hot_rows, knapsack.gpu_s, knapsack.hbm_bytes) == ((), 0.0, 0.0)
     assert (
         solve_knapsack([], -1.0, lambda number: pytest.fail(f"there is no piece {number}")) is None

@@ -78,7 +78,6 @@ def test_room_is_made_for_tables_that_fit_only_as_replicas() -> None:
     assert not isinstance(options, Termination)
     clock = Clock(Limits(), deadline=time.monotonic() + 60, steps_left=None)
     assignment = make_room(instance, options, 0, clock)
-    assert assignment is not None
     assert [replica.table for replica in assignment.replicas] == [1]
 
 
@@ -132,5 +131,4 @@ def test_what_fits_at_all_is_improved() -> None:
     problem = problem_of(*tables, topology=machine(2, hbm_bytes=3 << 20))
     result = Unlucky().solve(problem, Roofline(), Limits(max_steps=500, threads=1))
     assert result.plan is not None
-    assert result.step_time_s is not None
     assert result.step_time_s < 0.999 * result.stats["room_s"]  # type: ignore[operator]

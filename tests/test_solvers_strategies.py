@@ -10,8 +10,17 @@ from fast_and_full import combinations, examples, fewer, mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import machine, sized
-from problem_cases import problem_of, problems, resident_buffers, zipf_table
-from test_solvers import GAP, OF_ALL, PROBLEMS, TIME_LIMIT_S, SolverContract, tables, with_hbm
+from problem_cases import problem_of, problems, zipf_table
+from test_solvers import (
+    GAP,
+    OF_ALL,
+    PROBLEMS,
+    TIME_LIMIT_S,
+    SolverContract,
+    short_of_hbm,
+    tables,
+    three_with_large_buffers,
+)
 
 from cost_models import Roofline, ShardingOption, TableShard
 from placer import Constraints, Problem, TableRule, Topology
@@ -29,11 +38,9 @@ from solvers.strategies import published
 from solvers.strategies.greedy import GreedyDim, GreedyLookup, GreedySize, GreedySizeLookup
 from solvers.strategies.published import Beam, DynamicProgramming, Needs, pack
 
-STRATEGIES: dict[str, Callable[[], Solver]] = {
-    "beam": Beam,
-    "dp": DynamicProgramming,
-}
+STRATEGIES: dict[str, Callable[[], Solver]] = {"beam": Beam, "dp": DynamicProgramming}
 FAR_S = 60.0
+WHOLE = TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"}))
 
 
 def run(name: str, problem: Problem, **limits: object) -> SolveResult:
@@ -77,7 +84,6 @@ def test_equal_tables_on_equal_gpus_are_shared_evenly(name: str) -> None:
     """Eight equal tables of 16 columns on four GPUs: two each, and no GPU waits."""
     problem = problem_of(*equal_tables(8), topology=machine(4, launch_s=1e-3))
     result = run(name, problem)
-    assert result.plan is not None
     report = Roofline().evaluate(problem, result.plan)
     assert report.balance == pytest.approx(1.0)
     # A launch takes far longer than all the rest: nothing was cut.
@@ -90,22 +96,18 @@ def test_a_slow_gpu_gets_less(name: str) -> None:
     """Six equal tables; a GPU of half the speed serves fewer of them than the other."""
     topology = machine(2, launch_s=0.0)
     slow = replace(topology.gpus[1], hbm_bytes_per_s=topology.gpus[1].hbm_bytes_per_s / 2)
-    problem = problem_of(
-        *equal_tables(6), topology=replace(topology, gpus=(topology.gpus[0], slow))
-    )
-    result = run(name, problem)
-    assert result.plan is not None
+    unequal = replace(topology, gpus=(topology.gpus[0], slow))
+    result = run(name, problem_of(*equal_tables(6), topology=unequal))
     of_gpu = {gpu.id: 0 for gpu in topology.gpus}
     for shard in result.plan.shards:
         for device in shard.devices:
-            of_gpu[device] += (len(range(*shard.rows))) * shard.width
+            of_gpu[device] += shard.row_count * shard.width
     assert of_gpu["gpu:1"] < of_gpu["gpu:0"]
 
 
 @every_strategy
 def test_one_gpu_needs_no_search(name: str) -> None:
     result = run(name, PROBLEMS["one gpu"]())
-    assert result.gap is not None
     assert result.gap < 0.02
 
 
@@ -118,7 +120,6 @@ def test_they_beat_the_classic_greedies(name: str, case: str) -> None:
     greedies = (GreedySize, GreedyLookup, GreedySizeLookup, GreedyDim)
     times = [g().solve(problem, Roofline(), Limits()).step_time_s for g in greedies]
     mine = run(name, problem).step_time_s
-    assert mine is not None
     assert mine <= min(time for time in times if time is not None) * (1 + 1e-9)
 
 
@@ -126,25 +127,20 @@ def test_they_beat_the_classic_greedies(name: str, case: str) -> None:
 @every_strategy
 def test_constraints_hold(name: str) -> None:
     topology = machine(2, 2, launch_s=1e-8)
-    problem = with_hbm(problem_of(*tables(7, 9000), topology=topology, batch_size=32), 0.8)
-    rules = Constraints.of(
-        {
-            "t0": TableRule(("gpu:1",)),
-            "t1": TableRule(("host:1",)),
-            "t2": TableRule(None, "dram"),
-            "t5": TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"})),
-        },
-        [["t3", "t4"]],
-        {"gpu": 1000},
-    )
-    problem = replace(problem, constraints=rules)
+    problem = short_of_hbm(0.8, *tables(7, 9000), batch_size=32, on=topology)
+    rules = {
+        "t0": TableRule(("gpu:1",)),
+        "t1": TableRule(("host:1",)),
+        "t2": TableRule(None, "dram"),
+        "t5": WHOLE,
+    }
+    asked = Constraints.of(rules, [["t3", "t4"]], {"gpu": 1000})
+    problem = replace(problem, constraints=asked)
     result = run(name, problem)
     assert result.plan is not None, result.termination
     verify(result.plan)
     assert unmet(result.plan, problem.constraints) == []
     free = run(name, replace(problem, constraints=Constraints())).step_time_s
-    assert free is not None
-    assert result.step_time_s is not None
     assert result.step_time_s > free
 
 
@@ -185,8 +181,6 @@ def test_buffers_of_lookups_that_nearly_fill_hbm(workload: str, gpus: str, hbm: 
     """Some tables are cut, others read with fewer buffers, and fewer replicated."""
     problem = Problem(named_workload(workload), Topology.parse(gpus, hbm=hbm), 8192)
     found = solve(problem, "greedy-cost", time_limit_s=60.0)
-    assert found.step_time_s is not None
-    assert found.bound_s is not None
     assert found.step_time_s < 2.5 * found.bound_s
 
 
@@ -202,11 +196,9 @@ def test_more_steps_are_no_worse(name: str) -> None:
 @every_strategy
 def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
     """The buffers of three tables that may not be cut, on two GPUs with room for 1.5 each."""
-    each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
-    whole = TableRule(None, None, frozenset({"row-wise", "column-wise", "replicated"}))
-    room = resident_buffers(problem_of(each[0])) * 3 // 2
+    each, room = three_with_large_buffers()
     problem = problem_of(*each, topology=machine(hbm_bytes=room))
-    result = run(name, replace(problem, constraints=Constraints.of({"t*": whole})))
+    result = run(name, replace(problem, constraints=Constraints.of({"t*": WHOLE})))
     assert result.plan is None
     # Two tables on one GPU want twice the room of one, and it has 1.5 times that.
     assert result.termination.reason == "infeasible"
@@ -217,8 +209,7 @@ def test_no_gpu_has_room_though_all_together_have(name: str) -> None:
 
 def test_a_classic_greedy_says_how_many_bytes_of_buffers_have_no_room() -> None:
     """The buffers of three tables in DRAM, on two GPUs that each have room for those of one."""
-    each = [zipf_table(f"t{n}", 50, 32, lookups=50.0) for n in range(3)]
-    room = resident_buffers(problem_of(each[0])) * 3 // 2
+    each, room = three_with_large_buffers()
     first, second = machine(hbm_bytes=room).gpus
     gpus = first, replace(second, memory_bytes=room * 7 // 6)
     problem = problem_of(*each, topology=replace(machine(), gpus=gpus))
@@ -238,20 +229,12 @@ def test_blocks_of_rows_are_in_the_order_of_the_gpus(name: str) -> None:
 
     class Blocks(Roofline):
         def sharding_options(self, problem: Problem, table: int) -> tuple[ShardingOption, ...]:
-            gpus = len(problem.topology.gpus)
-            return (
-                (ShardingOption(), ShardingOption(gpus, blocked=True))
-                if table == 0
-                else (ShardingOption(),)
-            )
+            blocks = ShardingOption(len(problem.topology.gpus), blocked=True)
+            return (ShardingOption(), blocks) if table == 0 else (ShardingOption(),)
 
-    problem = problem_of(
-        zipf_table("large", 20_000, 32, lookups=50.0, exponent=0.1),
-        *tables(3),
-        topology=machine(4, launch_s=0.0),
-    )
+    large = zipf_table("large", 20_000, 32, lookups=50.0, exponent=0.1)
+    problem = problem_of(large, *tables(3), topology=machine(4, launch_s=0.0))
     result = STRATEGIES[name]().solve(problem, Blocks(), Limits(FAR_S))
-    assert result.plan is not None
     starts = {s.devices[0]: s.rows[0] for s in result.plan.shards_by_table["large"]}
     if name == "beam":
         assert len(starts) == 1
@@ -266,7 +249,6 @@ def test_the_beam_options_by_columns_only() -> None:
     for case in ("tight", "roomy", "unequal gpus")[: fewer(3, 1)]:
         problem = PROBLEMS[case]()
         plan = run("beam", problem).plan
-        assert plan is not None
         assert all(len(shard.devices) == 1 for shard in plan.shards)
         for name, shards in plan.shards_by_table.items():
             rows_of = {shard.cols: set() for shard in shards}
@@ -281,10 +263,8 @@ def test_the_beam_halves_one_large_table() -> None:
     """One table of 64 columns on four GPUs with nothing but its reading to pay: 4 strips."""
     problem = problem_of(zipf_table("t", 5000, 64, lookups=50.0), topology=machine(4, launch_s=0.0))
     result = run("beam", problem)
-    assert result.plan is not None
-    assert sorted(shard.cols for shard in result.plan.shards) == [
-        (0, 16), (16, 32), (32, 48), (48, 64)
-    ]  # fmt: skip
+    strips = sorted(shard.cols for shard in result.plan.shards)
+    assert strips == [(0, 16), (16, 32), (32, 48), (48, 64)]
     assert result.stats["beam_steps"] >= 3
 
 
@@ -302,15 +282,11 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     options = []
     for _ in range(3):
         number = int(rng.integers(1, 5))
-        options.append(
-            published.Choices(
-                np.fromiter((ShardingOption(n) for n in range(1, number + 1)), dtype=object),
-                np.arange(number),
-                rng.integers(0, 80, number) * size,
-                rng.integers(1, 50, number).astype(float),
-                np.zeros(number),
-            )
-        )
+        cuts = np.fromiter((ShardingOption(n) for n in range(1, number + 1)), dtype=object)
+        bytes_ = rng.integers(0, 80, number) * size
+        time_s = rng.integers(1, 50, number).astype(float)
+        choices = published.Choices(cuts, np.arange(number), bytes_, time_s, np.zeros(number))
+        options.append(choices)
     best = np.full(bins, np.inf)
     for at in np.ndindex(*(one.time_s.size for one in options)):
         used = sum(one.bytes_[n] for one, n in zip(options, at, strict=True)) / size
@@ -325,13 +301,13 @@ def test_the_program_finds_the_least_total_time(seed: int) -> None:
     totals = [proposal.total_s for proposal in proposals]
     assert totals == sorted(totals)
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
-        picked = [
-            (one, one.options.tolist().index(option), price_index)
-            for one, option, price_index in chosen
+        indices = [
+            one.options.tolist().index(option)
+            for one, option in zip(options, proposal.options, strict=True)
         ]
-        assert all(index == price_index for _, index, price_index in picked)
-        assert sum(one.time_s[n] for one, n, _ in picked) == proposal.total_s
+        assert list(proposal.price_indices) == indices
+        chosen = zip(options, indices, strict=True)
+        assert sum(one.time_s[n] for one, n in chosen) == proposal.total_s
 
 
 def test_proposals_with_less_hbm_take_longer() -> None:
@@ -343,18 +319,10 @@ def test_proposals_with_less_hbm_take_longer() -> None:
     proposals = list(published.cheapest(instance, options))
     used, totals = [], []
     for proposal in proposals:
-        chosen = zip(options, proposal.options, proposal.price_indices, strict=True)
-        picked = [
-            (
-                one,
-                next(
-                    n
-                    for n, option in enumerate(one.options)
-                    if (option, one.price_indices[n]) == (c, r)
-                ),
-            )
-            for one, c, r in chosen
-        ]
+        picked = []
+        for one, *chosen in zip(options, proposal.options, proposal.price_indices, strict=True):
+            pairs = [[*pair] for pair in zip(one.options, one.price_indices, strict=True)]
+            picked.append((one, pairs.index(chosen)))
         used.append(sum(one.bytes_[n] for one, n in picked))
         totals.append(sum(one.time_s[n] for one, n in picked))
     assert len(proposals) > 5
@@ -408,18 +376,15 @@ def test_rows_that_may_be_in_too_small_a_memory_alone(
     assert f"({taken - has} bytes)" in end.detail or f"({taken} bytes)" in end.detail
     assert f"{format_bytes(has)}" in end.detail
     proof = rows_beyond_their_memories(Instance(problem, Roofline()))
-    assert proof is not None
     assert proof.shortages[0].short_bytes == taken - has
     where = "the DRAM of host:1" if devices else "the SSD of host:0, the SSD of host:1"
-    assert proof.detail.startswith(
-        f"rows of t0, t1 may only be in {where}, and take {format_bytes(taken)} ({taken} bytes) "
-        f"with optimizer state; there are {format_bytes(has)} ({has} bytes)"
-    )
+    take, there_are = (f"{format_bytes(one)} ({one} bytes)" for one in (taken, has))
+    rows = f"rows of t0, t1 may only be in {where}, and take {take} with optimizer state"
+    assert proof.detail.startswith(f"{rows}; there are {there_are}")
     more = {"host:1": taken} if devices else {}
     roomy = sized(topology.with_memory(ssd=f"{(taken + 1) // 2}B"), more)
-    assert (
-        rows_beyond_their_memories(Instance(replace(problem, topology=roomy), Roofline())) is None
-    )
+    fits = Instance(replace(problem, topology=roomy), Roofline())
+    assert rows_beyond_their_memories(fits) is None
 
 
 def test_rows_share_their_memories_with_rows_that_may_be_in_some_of_these() -> None:
@@ -434,7 +399,6 @@ def test_rows_share_their_memories_with_rows_that_may_be_in_some_of_these() -> N
 
     assert proof(size) is None
     found = proof(size - 8)
-    assert found is not None
     assert [(one.device, one.short_bytes) for one in found.shortages] == [("gpu:1, host:1", 8)]
 
 
@@ -471,7 +435,6 @@ def test_rows_may_fill_a_host_exactly() -> None:
         return Assignment.of(instance, [(TableShard(0, ShardingOption(cold="uva")), 0)])
 
     roomy = assigned(1 << 20)
-    assert roomy is not None
     needed = int(roomy.hosts({})[1][0])
     assert assigned(needed) is not None
     assert assigned(needed - 1) is None

@@ -85,11 +85,9 @@ def test_an_effect_within_the_gap_is_not_proven(
 ) -> None:
     one = Effect("x", 1.0, 1.0, 0.0, 0.0, None, least, most)
     assert one.is_proven == proven
-    shown = whatif_report(
-        problem_of(zipf_table("t", 10)),
-        WhatIf(solve(problem_of(zipf_table("t", 10)), "greedy-cost"), (one,)),
-        solver="greedy-cost",
-    ).to_json()
+    problem = problem_of(zipf_table("t", 10))
+    answer = WhatIf(solve(problem, "greedy-cost"), (one,))
+    shown = whatif_report(problem, answer, solver="greedy-cost").to_json()
     expected = "no bound" if least is None else "proven" if proven else "within the gap"
     assert shown["effects"][0]["verdict"] == expected
 
@@ -120,7 +118,6 @@ def test_hbm_does_not_bind_where_more_of_it_gains_nothing() -> None:
 
 def test_all_say_the_same_of_what_binds(answer: WhatIf, problem: Problem) -> None:
     plan = answer.base.plan
-    assert plan is not None
     words = answer.binding.words
     assert answer.base.termination.detail == words
     assert binding(problem, plan, MODEL).words == words
@@ -154,7 +151,6 @@ def test_host_memory_binds_where_it_is_slow(problem: Problem) -> None:
     slow = replace(host, dram_bytes_per_s=host.dram_bytes_per_s / 100)
     answer = whatif(replace(problem, topology=replace(problem.topology, hosts=(slow,))), MODEL)
     found = effect(answer, "DRAM bandwidth")
-    assert found.plan_gain is not None
     assert found.plan_gain == pytest.approx(found.gain, abs=0.02)
     assert found.gain > 0.05
     assert answer.binding.resource == "dram bandwidth"
@@ -172,11 +168,8 @@ def test_what_is_not_solved_when_it_is_stopped_is_left_out(problem: Problem) -> 
     shown = whatif_report(problem, answer, solver="greedy-cost")
     assert shown.sections == ()
     solved: list[int] = []
-
-    def count(done: int, total: int) -> None:
-        solved.append(done)
-
-    some = whatif(problem, MODEL, Limits(20, stop=lambda: 3 in solved), on_solved=count)
+    limits = Limits(20, stop=lambda: 3 in solved)
+    some = whatif(problem, MODEL, limits, on_solved=lambda done, _: solved.append(done))
     assert len(some.effects) == 2
 
 
@@ -210,12 +203,9 @@ def test_hosts_without_gpus_help_where_memory_is_short_and_nowhere_do_harm() -> 
 
 
 def test_hosts_without_gpus_that_are_added_are_like_those_that_are_there() -> None:
-    table = zipf_table("t", 1000)
-    more = Topology.parse("1xt4+1xcpu")
-    (one,) = more.servers
-    fast = replace(one, dram_bytes_per_s=1e12)
-    problem = problem_of(table, topology=replace(more, hosts=(more.hosts[0], fast)))
-    served = _with_servers(problem.topology)
+    topology = Topology.parse("1xt4+1xcpu")
+    fast = replace(topology.servers[0], dram_bytes_per_s=1e12)
+    served = _with_servers(replace(topology, hosts=(topology.hosts[0], fast)))
     assert [host.dram_bytes_per_s for host in served.servers] == [1e12] * 3
 
 
@@ -268,8 +258,7 @@ def test_points_of_the_front_share_their_best_plans_and_bounds() -> None:
         end = Termination("feasible" if step_time_s else "infeasible", detail="too little")
         return SolveResult(None, end, step_time_s, bound_s)
 
-    table = problem_of(zipf_table("t", 10))
-    points = front(problem_at(table), [*found, 200], solved)
+    points = front(problem_at(problem_of(zipf_table("t", 10))), [*found, 200], solved)
     assert points == (
         FrontPoint(100, detail="too little"),
         FrontPoint(200, 5.0, 3.0, 5 / 3 - 1),
@@ -280,12 +269,10 @@ def test_points_of_the_front_share_their_best_plans_and_bounds() -> None:
 
 
 def test_pictures_of_the_front(problem: Problem, tmp_path: Path) -> None:
-
-    folder = tmp_path
     pytest.importorskip("matplotlib")
     points = front(problem_at(problem), [0, 2**30, 2**31], lambda p: solve(p, "greedy-cost"))
-    plot_front(points, folder / "front.svg")
-    assert "<!-- proven bound" in (folder / "front.svg").read_text()
+    plot_front(points, tmp_path / "front.svg")
+    assert "<!-- proven bound" in (tmp_path / "front.svg").read_text()
     with pytest.raises(PlacerError, match="no budget has a plan"):
-        plot_front(points[:1], folder / "none.png")
-    assert [path.name for path in folder.iterdir()] == ["front.svg"]
+        plot_front(points[:1], tmp_path / "none.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["front.svg"]

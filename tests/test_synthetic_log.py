@@ -125,7 +125,6 @@ def test_the_features_explain_the_label(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log", format="criteo", id_mapping="hash", rows=2000)
     config = TrainConfig(batch_size=512, lr=0.02, bottom_mlp=(16,), top_mlp=(16,))
     result = train(plan_for(log, "split", dim=8), log, config)
-    assert result.auc is not None
     assert result.auc > 0.72  # the true probabilities reach 0.83
 
 

@@ -37,9 +37,8 @@ def write(folder: Path, text: str, name: str = "mine.yaml") -> Path:
 
 
 def test_the_documented_example(tmp_path: Path) -> None:
-    (example,) = re.findall(
-        r"```yaml.*?\n(.*?)```", DOCUMENTATION.read_text(encoding="utf-8"), re.S
-    )
+    page = DOCUMENTATION.read_text(encoding="utf-8")
+    (example,) = re.findall(r"```yaml.*?\n(.*?)```", page, re.S)
     lab = Topology.parse(str(write(tmp_path, example)))
     assert lab.name == "lab"
     assert [gpu.host for gpu in lab.gpus] == ["host:0"] * 4 + ["host:1"] * 4
@@ -56,9 +55,8 @@ def test_a_drive_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
     text = SMALL.replace("links:", f"{server}\nlinks:")
     text += '- {a: "host:0", b: network, kind: network, bandwidth: 1GB/s}\n'
     text += '- {a: "host:1", b: network, kind: network, bandwidth: 1GB/s}\n'
-    with pytest.raises(
-        TopologyError, match=r"mine\.yaml: .*the drive of host:1, a host without GPUs: leave"
-    ):
+    words = r"mine\.yaml: .*the drive of host:1, a host without GPUs: leave"
+    with pytest.raises(TopologyError, match=words):
         Topology.load(write(tmp_path, text))
     assert Topology.load(write(tmp_path, text.replace(", drive: {memory: 1TiB}", ""))).servers
 
@@ -96,24 +94,16 @@ def topologies(draw: st.DrawFn) -> Topology:
         Host(f"h{number}", draw(size), draw(pool)) for number in range(draw(st.integers(1, 4)))
     )
     numbers = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True))
-    gpus = tuple(
-        Gpu(
-            f"gpu:{number}",
-            draw(st.sampled_from(hosts)).id,
-            draw(st.sampled_from([0, 2**30, 2**30 + 1])),
-            draw(pool),
-            draw(st.sampled_from([0.0, 5e-6])),
-        )
-        for number in numbers
-    )
-    links = [Link(gpu.id, gpu.host, "pcie", draw(pool)) for gpu in gpus]
-    links += [
-        Link(gpu.id, gpu.host, "nvlink", draw(pool), draw(st.sampled_from([0.0, 1e-6])))
-        for gpu in gpus
-        if draw(st.booleans())
-    ]
-    links += [Link(host.id, "network", "network", draw(pool)) for host in hosts]
-    return Topology("drawn", gpus, hosts, tuple(links), draw(st.booleans()), {"why": "it's: so"})
+    gpus, links = [], [Link(host.id, "network", "network", draw(pool)) for host in hosts]
+    for number in numbers:
+        host, size = draw(st.sampled_from(hosts)).id, draw(st.sampled_from([0, 2**30, 2**30 + 1]))
+        launch_s, latency_s = draw(st.sampled_from([0.0, 5e-6])), draw(st.sampled_from([0.0, 1e-6]))
+        gpus.append(Gpu(f"gpu:{number}", host, size, draw(pool), launch_s))
+        links.append(Link(f"gpu:{number}", host, "pcie", draw(pool)))
+        if draw(st.booleans()):
+            links.append(Link(f"gpu:{number}", host, "nvlink", draw(pool), latency_s))
+    is_emulated = draw(st.booleans())
+    return Topology("drawn", tuple(gpus), hosts, tuple(links), is_emulated, {"why": "it's: so"})
 
 
 @given(topologies())
@@ -161,10 +151,7 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (("12GB/s", "yes"), "links[0].bandwidth: True: not a bandwidth"),
         (("4GiB", "80"), "gpus[0].memory: 80: 80 has no unit: write 80GiB, or 80B if bytes"),
         (("64GiB", "512.5"), "hosts[0].memory: 512.5: 512.5 has no unit: write 512.5GiB"),
-        (
-            ("500GB/s", "900"),
-            "gpus[0].hbm_bandwidth: 900: it has no unit: write 900GB/s, or 900B/s",
-        ),
+        (("500GB/s", "900"), "hbm_bandwidth: 900: it has no unit: write 900GB/s, or 900B/s"),
         (("20GB/s", "'0.5'"), "hosts[0].dram_bandwidth: '0.5': it has no unit: write 0.5GB/s"),
         (("12GB/s", "-1.5"), "links[0].bandwidth: -1.5"),
         (("12GB/s", ".nan"), "links[0].bandwidth: nan"),

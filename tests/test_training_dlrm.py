@@ -36,7 +36,6 @@ def test_without_dense_columns_and_with_one_feature_gradients_reach_all_weights(
     model = Dlrm({"a": 4}, 0)
     pooled = torch.randn(6, 4, requires_grad=True)
     model(torch.empty(6, 0), {"a": pooled}).sum().backward()
-    assert pooled.grad is not None
     assert pooled.grad.abs().sum() > 0
     assert all(parameter.grad is not None for parameter in model.parameters())
 

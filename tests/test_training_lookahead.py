@@ -35,26 +35,20 @@ LOG = small_log(640)  # 20 batches, two of them held out
 CONFIG = replace(QUICK, epochs=2)
 
 
+WAYS = ("split", "adagrad"), ("staged", "rowwise_adagrad"), ("cached", "adam")
+
+
 def with_gaps(log: ArrayLog) -> ArrayLog:
     """Some samples of the log have no label, and all of several batches in a row."""
     rng = np.random.default_rng(5)
     bare = (rng.random(640) < 0.2) | np.isin(np.arange(640) // 32, [3, 4, 5, 8])
-    return replace(
-        log, chunk=replace(log.chunk, labels=np.where(bare, np.float32(np.nan), log.chunk.labels))
-    )
+    labels = np.where(bare, np.float32(np.nan), log.chunk.labels)
+    return replace(log, chunk=replace(log.chunk, labels=labels))
 
 
 @pytest.mark.parametrize(
     ("backend", "placement", "optimizer"),
-    covering(
-        (backend, placement, optimizer)
-        for backend in ("torch", "numba", "tiered")
-        for placement, optimizer in (
-            ("split", "adagrad"),
-            ("staged", "rowwise_adagrad"),
-            ("cached", "adam"),
-        )
-    ),
+    covering((backend, *how) for backend in ("torch", "numba", "tiered") for how in WAYS),
 )
 def test_runs_are_equal_with_and_without(
     tmp_path: Path, placement: Placement, optimizer: OptimizerName, backend: str
@@ -85,15 +79,10 @@ def test_backends_with_and_without_memory_tiers_learn_alike() -> None:
     assert losses_of(tiered) == pytest.approx(losses_of(plain), abs=1e-5)
     assert plain.hit_rates is None
     rates = tiered.hit_rates
-    assert rates is not None
     # Every lookup of the samples trained on, each counted once and none of the evaluation's.
     lookups = sum(bags.ids.size for bags in LOG.chunk.features.values())
-    held_out = sum(
-        bags.ids.size
-        for number, chunk in enumerate(batches(LOG, 32))
-        if number % 10 == 9
-        for bags in chunk.features.values()
-    )
+    tenths = [chunk for number, chunk in enumerate(batches(LOG, 32)) if number % 10 == 9]
+    held_out = sum(bags.ids.size for chunk in tenths for bags in chunk.features.values())
     assert rates.lookups == 2 * (lookups - held_out)
     assert 0 < rates.home_lookups < rates.lookups
     assert 0 < rates.row_cache.hit_lookups < rates.row_cache.lookups
@@ -106,11 +95,8 @@ def test_errors_come_after_the_steps_before_them(tmp_path: Path) -> None:
     ids[5 * 32 + 3] = 50
     features = {**LOG.chunk.features, "a": Bags(ids)}
     bad = replace(LOG, chunk=replace(LOG.chunk, features=features))
-    labels = LOG.chunk.labels
-    assert labels is not None
-    wrong = replace(
-        LOG, chunk=replace(LOG.chunk, labels=np.where(np.arange(640) == 163, 7, labels))
-    )
+    labels = np.where(np.arange(640) == 163, 7, LOG.chunk.labels)
+    wrong = replace(LOG, chunk=replace(LOG.chunk, labels=labels))
     for number, log in enumerate((bad, wrong)):
         policy = CheckpointPolicy(tmp_path / str(number), every_steps=1)
         with pytest.raises(DataError, match=r"id 50 is not a row|a label is 7"):
@@ -165,10 +151,8 @@ def batch_of(samples: int) -> BagBatch:
 
 def test_each_batch_is_prepared_before_its_predecessor_is_handed_out() -> None:
     recorder = Recorder()
-    seen = [
-        (item, list(recorder.seen))
-        for item in look_ahead((batch_of(size) for size in (1, 2, 3)), recorder)
-    ]
+    items = look_ahead((batch_of(size) for size in (1, 2, 3)), recorder)
+    seen = [(item, list(recorder.seen)) for item in items]
     assert seen == [(-1, [1, 2]), (-2, [1, 2, 3]), (-3, [1, 2, 3])]
 
 

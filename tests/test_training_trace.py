@@ -52,7 +52,6 @@ def test_a_trace_has_the_phases_of_its_steps(
     request = TraceRequest(tmp_path / "trace.json", steps=3, warm_up=2)
     config = replace(QUICK, max_steps=8, backend=backend)
     result = train(plan_for(LOG, "staged"), LOG, config, trace=request)
-    assert result.trace is not None
     counts = phases_in(request.path)
     assert set(counts) >= phases
     assert counts["forward"] == counts["backward"] == counts["update"] == 3
@@ -91,7 +90,6 @@ def test_a_trace_that_cannot_be_written_leaves_no_file(
 def test_a_compressed_trace_of_a_run_that_ends_early(tmp_path: Path) -> None:
     request = TraceRequest(tmp_path / "trace.json.gz", steps=10, warm_up=1)
     result = train(plan_for(LOG), LOG, replace(QUICK, max_steps=5), trace=request)
-    assert result.trace is not None
     assert result.trace.steps == 4
     assert phases_in(request.path)["update"] == 4
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json.gz"]
@@ -130,7 +128,6 @@ def test_checkpoints_are_written_while_tracing(tmp_path: Path) -> None:
     request = TraceRequest(tmp_path / "trace.json", steps=4, warm_up=1)
     policy = CheckpointPolicy(tmp_path / "saved", every_steps=2)
     result = train(plan_for(LOG), LOG, QUICK, checkpoints=policy, trace=request)
-    assert result.trace is not None
     assert result.trace.steps == 4
 
 

@@ -53,8 +53,7 @@ class Clicks(nn.Module):
             self.query(batch["query"]),
             self.answer(batch["answer"]),
         ]
-        logits: Tensor = self.out(torch.cat(parts, 1)).squeeze(1)
-        return logits
+        return self.out(torch.cat(parts, 1)).squeeze(1)
 
 
 def batch(seed: int) -> Batch:

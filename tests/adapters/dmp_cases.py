@@ -13,12 +13,7 @@ import torch.multiprocessing as mp
 from ranks_launcher import leave_group
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
-from torchrec import (
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    KeyedJaggedTensor,
-    PoolingType,
-)
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim import RowWiseAdagrad

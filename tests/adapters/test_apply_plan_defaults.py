@@ -46,8 +46,7 @@ def step(model: nn.Module, number: int) -> None:
 
 
 def weight(model: nn.Module) -> Tensor:
-    value: Tensor = model.state_dict()["0.weight"]
-    return value
+    return model.state_dict()["0.weight"]
 
 
 @pytest.mark.parametrize("kind", TORCHS)
@@ -87,7 +86,6 @@ def test_the_page_says_which_defaults_there_are() -> None:
     page = (Path(__file__).parents[2] / "docs/pytorch.md").read_text()
     for kind, own in DEFAULTS.items():
         row = re.search(rf"^\| `{kind}` \|(.*)\|.*\|$", page, re.MULTILINE)
-        assert row is not None
         lr, eps, betas = (cell.strip() for cell in row[1].split("|"))
         assert float(lr) == own.lr
         assert float(eps or 0) == own.eps

@@ -51,8 +51,7 @@ class Model(nn.Module):
             self.pages(batch["pages"]),
             self.words(batch["words"], per_sample_weights=scores),
         ]
-        logits: Tensor = self.out(torch.cat(parts, 1)).squeeze(1)
-        return logits
+        return self.out(torch.cat(parts, 1)).squeeze(1)
 
 
 SIZES = {"history": ("item", 3), "item": ("item", 1), "pages": ("pages", 4), "words": ("words", 2)}

@@ -182,8 +182,7 @@ def test_a_process_that_is_spawned_takes_a_model() -> None:
 
 def _outputs(model: nn.Module, inputs: Batch) -> Tensor:
     with torch.no_grad():
-        out: Tensor = model(inputs)
-        return out
+        return model(inputs)
 
 
 @pytest.mark.parametrize("backend", ["numba", "tiered"])

@@ -24,7 +24,6 @@ def test_rows_are_counted_as_they_are_read() -> None:
         expected += torch.bincount(ids, minlength=40)
     expected[1] = 0  # The padding, which needs no place.
     counts = profile["item"].counts
-    assert counts is not None
     assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == {
         row: count for row, count in enumerate(expected.tolist()) if count
     }
@@ -108,7 +107,6 @@ def test_from_model_to_plan_and_back_into_it() -> None:
     profile = profile_model(ours, BATCHES)
     topology = Topology.parse("1xh100", hbm=5000)
     plan = solve(Problem(profile, topology, 1), solver="greedy-cost").plan
-    assert plan is not None
     assert {shard.memory for shard in plan.shards} == {"hbm", "dram"}
     apply_plan(ours, plan, "sgd", lr=LR)
     losses = train(ours, [torch.optim.SGD(ours.parameters(), lr=LR)], range(10))

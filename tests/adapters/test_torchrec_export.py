@@ -52,6 +52,15 @@ def plan_for(own: Table, *shards: Shard, gpus: int = 2, hosts: int = 1) -> Plan:
     return Plan((own,), machine(gpus, hosts, servers=servers), shards)
 
 
+def of_t(start: int, stop: int, *gpus: str, **more: Any) -> Shard:
+    """Rows of table t with all of its columns."""
+    return shard("t", (start, stop), (0, 8), *gpus, **more)
+
+
+def converted(plan: Plan, ranks: int = 2, **more: Any) -> Any:
+    return to_sharding_plan(plan, model_for(*plan.tables), env_of(ranks), **more)
+
+
 def exported(plan: Plan, **more: Any) -> Any:
     model = split_tables(model_for(*plan.tables), plan, staged_as=more.get("staged_as"))
     return to_sharding_plan(plan, model, env_of(len(plan.topology.gpus)), **more)
@@ -82,8 +91,8 @@ class TestExport:
 
     def test_hot_rows_of_several_gpus_are_one_table(self) -> None:
         own = table("t", 12)
-        hot_rows = (shard("t", (0, 2), (0, 8), "gpu:0"), shard("t", (2, 4), (0, 8), "gpu:1"))
-        cold_rows = shard("t", (4, 12), (0, 8), "gpu:1", lookup="uva")
+        hot_rows = (of_t(0, 2, "gpu:0"), of_t(2, 4, "gpu:1"))
+        cold_rows = of_t(4, 12, "gpu:1", lookup="uva")
         hot, cold = parts_of(plan_for(own, *hot_rows, cold_rows), own)
         assert (hot.name, hot.start, hot.stop, hot.sharding.kind) == ("t__hot", 0, 4, "row_wise")
         assert (cold.name, cold.start, cold.stop) == ("t__cold", 4, 12)
@@ -91,11 +100,10 @@ class TestExport:
 
     def test_a_stride_that_takes_one_row_is_a_block(self) -> None:
         own = table("t", 2)
-        parts = [shard("t", (row, row + 1), (0, 8), f"gpu:{row}") for row in range(2)]
+        parts = [of_t(row, row + 1, f"gpu:{row}") for row in range(2)]
         strided = [replace(part, rows=(row, 2, 2)) for row, part in enumerate(parts)]
-        found, expected = (
-            exported(plan_for(own, *cut)).plan["ebc"]["t"] for cut in (strided, parts)
-        )
+        plans = (exported(plan_for(own, *cut)).plan for cut in (strided, parts))
+        found, expected = (plan["ebc"]["t"] for plan in plans)
         assert found.sharding_type == expected.sharding_type == "row_wise"
         assert found.sharding_spec == expected.sharding_spec
 
@@ -108,8 +116,8 @@ class TestExport:
 
     def test_devices_are_numbered_on_their_host(self) -> None:
         own = table("t", 10)
-        plan = plan_for(own, shard("t", (0, 10), (0, 8), "gpu:3"), hosts=2)
-        found = to_sharding_plan(plan, model_for(own), env_of(4), device="cuda")
+        plan = plan_for(own, of_t(0, 10, "gpu:3"), hosts=2)
+        found = converted(plan, 4, device="cuda")
         (only,) = found.plan["ebc"]["t"].sharding_spec.shards
         assert str(only.placement) == "rank:3/cuda:1"
 
@@ -134,11 +142,7 @@ class TestExport:
     @pytest.mark.parametrize(("staged_as", "kernel"), [("uva", "fused_uvm"), ("cached", None)])
     def test_staged_rows_are_read_as_one_says(self, staged_as: Any, kernel: str | None) -> None:
         own = table("t", 10)
-        plan = plan_for(
-            own,
-            shard("t", (0, 2), (0, 8)),
-            shard("t", (2, 10), (0, 8), lookup="staged", staging_rows=4),
-        )
+        plan = plan_for(own, of_t(0, 2), of_t(2, 10, lookup="staged", staging_rows=4))
         found = exported(plan, staged_as=staged_as).plan["ebc.placed_tables"]
         cold = found["t__cold"]
         assert cold.compute_kernel == (kernel or "fused_uvm_caching")
@@ -147,74 +151,50 @@ class TestExport:
 
     def test_an_empty_table_is_one_of_a_row(self) -> None:
         own = table("t", 0)
-        plan = plan_for(own, shard("t", (0, 0), (0, 8)))
+        plan = plan_for(own, of_t(0, 0))
         model = model_for(replace(own, rows=1))
         (only,) = to_sharding_plan(plan, model, env_of(2)).plan["ebc"]["t"].sharding_spec.shards
         assert only.shard_sizes == [1, 8]
 
 
 OWN = table("t", 10)
+WHOLE = of_t(0, 10)
 REFUSED = {
-    "uneven row blocks": (
-        [shard("t", (0, 7), (0, 8), "gpu:0"), shard("t", (7, 10), (0, 8), "gpu:1")],
-        "row blocks of 7, 3 rows",
-    ),
-    "blocks on other ranks than their number": (
-        [shard("t", (0, 5), (0, 8), "gpu:1"), shard("t", (5, 10), (0, 8), "gpu:0")],
-        "the i-th on the i-th GPU",
-    ),
-    "rows on a subset of the ranks": (
-        [shard("t", (0, 5), (0, 8), "gpu:0"), shard("t", (5, 10), (0, 8), "gpu:0")],
-        "row blocks of 5, 5 rows",
-    ),
-    "strided rows": (
-        [
-            replace(shard("t", (0, 10), (0, 8), "gpu:0"), rows=(0, 10, 2)),
-            replace(shard("t", (0, 10), (0, 8), "gpu:1"), rows=(1, 10, 2)),
-        ],
-        r"rows \[0, 10, 2\] are strided",
-    ),
-    "staged rows": ([shard("t", (0, 10), (0, 8), lookup="staged")], "say staged_as='uva'"),
-    "rows that the host pools": (
-        [shard("t", (0, 10), (0, 8), "host:1", lookup="host")],
-        "served by host:1",
-    ),
-    "cold rows of another type": (
-        [
-            shard("t", (0, 2), (0, 8)),
-            replace(shard("t", (2, 10), (0, 8), lookup="cached", cache_rows=1), dtype="int8"),
-        ],
-        r"rows \[2, 10, 1\] are int8, and in TorchRec all rows are float32",
-    ),
-    "three kinds of rows": (
-        [
-            shard("t", (0, 2), (0, 8)),
-            shard("t", (2, 5), (0, 8), lookup="uva"),
-            shard("t", (5, 10), (0, 8), lookup="cached", cache_rows=1),
-        ],
-        "different ways",
-    ),
-    "uneven strips": (
-        [shard("t", (0, 10), (0, 2)), shard("t", (0, 10), (2, 8), "gpu:1")],
-        "column slices of 2, 6",
-    ),
+    "row blocks of 7, 3 rows": [of_t(0, 7, "gpu:0"), of_t(7, 10, "gpu:1")],
+    "the i-th on the i-th GPU": [of_t(0, 5, "gpu:1"), of_t(5, 10, "gpu:0")],
+    # On a part of the ranks.
+    "row blocks of 5, 5 rows": [of_t(0, 5, "gpu:0"), of_t(5, 10, "gpu:0")],
+    r"rows \[0, 10, 2\] are strided": [
+        replace(of_t(0, 10, f"gpu:{n}"), rows=(n, 10, 2)) for n in range(2)
+    ],
+    "say staged_as='uva'": [of_t(0, 10, lookup="staged")],
+    "served by host:1": [of_t(0, 10, "host:1", lookup="host")],
+    r"rows \[2, 10, 1\] are int8, and in TorchRec all rows are float32": [
+        of_t(0, 2),
+        replace(of_t(2, 10, lookup="cached", cache_rows=1), dtype="int8"),
+    ],
+    "different ways": [
+        of_t(0, 2),
+        of_t(2, 5, lookup="uva"),
+        of_t(5, 10, lookup="cached", cache_rows=1),
+    ],
+    "column slices of 2, 6": [shard("t", (0, 10), (0, 2)), shard("t", (0, 10), (2, 8), "gpu:1")],
 }
 
 
 class TestRefusals:
-    @pytest.mark.parametrize("what", REFUSED)
-    def test_what_torchrec_cannot_run(self, what: str) -> None:
-        shards, words = REFUSED[what]
-        plan = plan_for(OWN, *shards)
+    @pytest.mark.parametrize("words", REFUSED)
+    def test_what_torchrec_cannot_run(self, words: str) -> None:
+        plan = plan_for(OWN, *REFUSED[words])
         assert violations(plan) == []
         with pytest.raises(PlanMismatchError, match=f"table 't'.*{words}"):
-            to_sharding_plan(plan, model_for(OWN), env_of(2))
+            converted(plan)
         with pytest.raises(PlanMismatchError, match=f"table 't'.*{words}"):
             document(plan)
 
     def test_rows_on_a_drive(self) -> None:
         """Even where staged rows may be read in another way, as a host may lack their memory."""
-        hot, cold = shard("t", (0, 2), (0, 8)), shard("t", (2, 10), (0, 8), lookup="staged")
+        hot, cold = of_t(0, 2), of_t(2, 10, lookup="staged")
         cold = replace(cold, memory="ssd", staging_rows=4)
         plan = plan_for(OWN, hot, cold)
         plan = replace(plan, topology=plan.topology.with_memory(ssd="1MiB"))
@@ -224,38 +204,38 @@ class TestRefusals:
 
     def test_ranks_without_rows(self) -> None:
         own = table("t", 5)
-        blocks = [shard("t", (2 * n, min(5, 2 * n + 2)), (0, 8), f"gpu:{n}") for n in range(3)]
+        blocks = [of_t(2 * n, min(5, 2 * n + 2), f"gpu:{n}") for n in range(3)]
         plan = plan_for(own, *blocks, gpus=4)
         with pytest.raises(PlanMismatchError, match="'t': of blocks of 2 of its 5 rows rank 3"):
-            to_sharding_plan(plan, model_for(own), env_of(4))
+            converted(plan, 4)
 
     def test_plans_that_are_not_the_models_or_not_sound(self) -> None:
         half, every = replace(OWN, dtype="float16"), plan_of_all()
         by_other = model_for(OWN)
         _apply_optimizer_in_backward(RowWiseAdagrad, by_other.ebc.parameters(), {"lr": 0.1})
         twice = nn.ModuleDict({"a": model_for(OWN), "b": model_for(OWN)})
-        whole, ranks = shard("t", (0, 10), (0, 8)), env_of(2)
+        ranks = env_of(2)
         for plan, model, env, message in (
-            (plan_for(OWN, whole), by_other, ranks, r"'t' is updated by sgd .* by RowWiseAdagrad"),
-            (plan_for(OWN, whole), twice, ranks, "two tables of the model are called 't'"),
-            (plan_for(half, whole), model_for(half), ranks, "'t' is float16 in the plan"),
+            (plan_for(OWN, WHOLE), by_other, ranks, r"'t' is updated by sgd .* by RowWiseAdagrad"),
+            (plan_for(OWN, WHOLE), twice, ranks, "two tables of the model are called 't'"),
+            (plan_for(half, WHOLE), model_for(half), ranks, "'t' is float16 in the plan"),
             (every, model_for(*every.tables), ranks, r"'split__hot'.*call split_tables"),
             (every, model_for(OWN), env_of(4), "for 2 GPUs, but there are 4 ranks"),
         ):
             with pytest.raises(PlanMismatchError, match=message):
                 to_sharding_plan(plan, model, env)
         with pytest.raises(PlanError, match="rank 9 is covered 0 times"):
-            to_sharding_plan(plan_for(OWN, shard("t", (0, 9), (0, 8))), model_for(OWN), ranks)
+            converted(plan_for(OWN, of_t(0, 9)))
 
     def test_row_wise_adagrad_by_strips_unless_one_says_so(self) -> None:
         own = table("t", 10, 8, "rowwise_adagrad")
         plan = plan_for(own, shard("t", (0, 10), (0, 4)), shard("t", (0, 10), (4, 8), "gpu:1"))
         with pytest.raises(PlanMismatchError, match="'t' is column-wise"):
-            to_sharding_plan(plan, model_for(own), env_of(2))
-        assert to_sharding_plan(plan, model_for(own), env_of(2), state_by_column_slice=True).plan
+            converted(plan)
+        assert converted(plan, state_by_column_slice=True).plan
 
     def test_replicas_with_their_optimizer_in_the_backward_pass(self) -> None:
-        plan = plan_for(OWN, shard("t", (0, 10), (0, 8), "gpu:0", "gpu:1"))
+        plan = plan_for(OWN, of_t(0, 10, "gpu:0", "gpu:1"))
         model = model_for(OWN)
         assert to_sharding_plan(plan, model, env_of(2)).plan
         _apply_optimizer_in_backward(torch.optim.SGD, model.ebc.parameters(), {"lr": 0.1})
@@ -263,11 +243,8 @@ class TestRefusals:
             to_sharding_plan(plan, model, env_of(2))
 
     def test_tables_that_differ_are_all_named(self) -> None:
-        plan = Plan(
-            (table("a", 10), table("b", 10), table("c", 10)),
-            machine(2),
-            tuple(shard(name, (0, 10), (0, 8)) for name in "abc"),
-        )
+        tables = tuple(table(name, 10) for name in "abc")
+        plan = Plan(tables, machine(2), tuple(shard(name, (0, 10), (0, 8)) for name in "abc"))
         model = model_for(table("a", 10), table("b", 11), table("d", 10))
         with pytest.raises(PlanMismatchError) as caught:
             to_sharding_plan(plan, model, env_of(2))
@@ -277,14 +254,13 @@ class TestRefusals:
         assert "'d' is in the model but not in the plan" in message
 
     def test_hosts_of_other_sizes_than_the_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        blocks = [shard("t", (5 * n, 5 * n + 5), (0, 8), f"gpu:{n}") for n in range(2)]
+        blocks = [of_t(5 * n, 5 * n + 5, f"gpu:{n}") for n in range(2)]
         plan = plan_for(OWN, *blocks, hosts=2)
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-        found = to_sharding_plan(plan, model_for(OWN), env_of(4))
-        assert found.plan["ebc"]["t"].sharding_type == "table_row_wise"
+        assert converted(plan, 4).plan["ebc"]["t"].sharding_type == "table_row_wise"
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
         with pytest.raises(PlanMismatchError, match="takes to be 4 ranks in a row"):
-            to_sharding_plan(plan, model_for(OWN), env_of(4))
+            converted(plan, 4)
 
     def test_without_torchrec_it_says_how_to_install_it(
         self, monkeypatch: pytest.MonkeyPatch
@@ -313,31 +289,26 @@ class TestReading:
         sharding_plan = to_sharding_plan(plan, model, env_of(2))
         back = from_sharding_plan(sharding_plan, model, plan.topology, 8, optimizer="sgd")
         assert sorted(back.shards, key=str) == sorted(plan.shards, key=str)
-        assert {own.name: (own.rows, own.dim) for own in back.tables} == {
-            own.name: (own.rows, own.dim) for own in plan.tables
-        }
+        found, expected = ({t.name: (t.rows, t.dim) for t in one.tables} for one in (back, plan))
+        assert found == expected
         assert back.hot_ids["split"].tolist() == plan.hot_ids["split"].tolist()
         assert back.batch_size == 8
         assert violations(back) == []
 
     def test_with_a_profile_it_has_buffers(self) -> None:
-        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
-        model = model_for(OWN)
+        plan, model = plan_for(OWN, WHOLE), model_for(OWN)
         profile = Profile((TableProfile(OWN, AccessCdf.zipf(10, 1.0)),))
-        back = from_sharding_plan(
-            to_sharding_plan(plan, model, env_of(2)), model, plan.topology, 64, profile=profile
-        )
+        found = to_sharding_plan(plan, model, env_of(2))
+        back = from_sharding_plan(found, model, plan.topology, 64, profile=profile)
         (only,) = back.shards
         assert only.buffer_bytes > 0
         assert back.tables == (OWN,)
         other = Profile((TableProfile(replace(OWN, rows=9), AccessCdf.zipf(9, 1.0)),))
         with pytest.raises(PlanMismatchError, match="10 × 8 in the model but 9 × 8"):
-            from_sharding_plan(
-                to_sharding_plan(plan, model, env_of(2)), model, plan.topology, profile=other
-            )
+            from_sharding_plan(found, model, plan.topology, profile=other)
 
     def test_the_machine_may_be_torchrecs(self) -> None:
-        plan = plan_for(OWN, shard("t", (0, 10), (0, 8), "gpu:1"))
+        plan = plan_for(OWN, of_t(0, 10, "gpu:1"))
         model = model_for(OWN)
         theirs = TorchRecTopology(world_size=2, hbm_cap=1 << 20, compute_device="cuda")
         back = from_sharding_plan(to_sharding_plan(plan, model, env_of(2)), model, theirs)
@@ -346,9 +317,7 @@ class TestReading:
         assert back.shards == plan.shards
 
     def test_plans_that_torchrec_would_train_wrong(self) -> None:
-        plan = plan_for(
-            OWN, shard("t", (0, 5), (0, 8), "gpu:0"), shard("t", (5, 10), (0, 8), "gpu:1")
-        )
+        plan = plan_for(OWN, of_t(0, 5, "gpu:0"), of_t(5, 10, "gpu:1"))
         model = model_for(OWN)
         found = to_sharding_plan(plan, model, env_of(2))
         blocks = found.plan["ebc"]["t"].sharding_spec.shards
@@ -362,7 +331,7 @@ class TestReading:
             from_sharding_plan(found, model, plan.topology)
 
     def test_what_no_plan_can_say(self) -> None:
-        plan = plan_for(OWN, shard("t", (0, 10), (0, 8)))
+        plan = plan_for(OWN, of_t(0, 10))
         model = model_for(OWN)
         found = to_sharding_plan(plan, model, env_of(2))
         found.plan["ebc"]["t"].compute_kernel = "key_value"
@@ -372,26 +341,20 @@ class TestReading:
             from_sharding_plan(found, model_for(table("u", 3)), plan.topology)
         found.plan["ebc"]["t"].compute_kernel = "fused"
         on_one = replace(plan.topology, gpus=plan.topology.gpus[1:], links=plan.topology.links[1:2])
-        moved = to_sharding_plan(
-            plan_for(OWN, shard("t", (0, 10), (0, 8), "gpu:1")), model, env_of(2)
-        )
+        moved = to_sharding_plan(plan_for(OWN, of_t(0, 10, "gpu:1")), model, env_of(2))
         with pytest.raises(PlanMismatchError, match="on rank 1, but"):
             from_sharding_plan(moved, model, on_one)
 
     def test_unpooled_tables(self) -> None:
         own = table("t", 10, pooling="none")
-        plan = plan_for(own, shard("t", (0, 10), (0, 8), "gpu:1"))
-        model = EmbeddingCollection(
-            tables=[
-                EmbeddingConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["t_0"])
-            ],
-            device=META,
-        )
+        plan = plan_for(own, of_t(0, 10, "gpu:1"))
+        sizes = {"num_embeddings": 10, "embedding_dim": 8}
+        config = EmbeddingConfig(name="t", feature_names=["t_0"], **sizes)
+        model = EmbeddingCollection(tables=[config], device=META)
         found = to_sharding_plan(plan, model, env_of(2))
         assert list(found.plan) == [""]
-        back = from_sharding_plan(
-            found, model, plan.topology, optimizer="sgd", pooling_factors={"t_0": 3.0}
-        )
+        told = {"optimizer": "sgd", "pooling_factors": {"t_0": 3.0}}
+        back = from_sharding_plan(found, model, plan.topology, **told)
         assert back.shards == plan.shards
         (feature,) = back.tables[0].features
         assert (feature.pooling, feature.pooling_factor) == ("none", 3.0)
@@ -399,7 +362,7 @@ class TestReading:
 
 def test_parts_of_a_table_that_is_not_cut_are_the_table() -> None:
     own = table("t", 10)
-    (part,) = parts_of(plan_for(own, shard("t", (0, 10), (0, 8))), own)
+    (part,) = parts_of(plan_for(own, of_t(0, 10)), own)
     assert (part.name, part.remapped, part.start, part.stop) == ("t", False, 0, 10)
 
 

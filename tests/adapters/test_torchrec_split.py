@@ -25,11 +25,7 @@ from torchrec import (
 from torchrec_cases import plan_of_all, shard, table
 
 from placer import Plan
-from placer.adapters.torchrec import (
-    load_state_dict,
-    merge_state_dict,
-    split_tables,
-)
+from placer.adapters.torchrec import load_state_dict, merge_state_dict, split_tables
 from placer.errors import CheckpointError, PlanMismatchError
 from placer.plan.fields import RowOrder
 

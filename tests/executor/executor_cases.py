@@ -1,7 +1,7 @@
 """Machines, plans, batches and an independent float64 model for the executor's tests."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -283,7 +283,6 @@ class DoubleModel:
     def states(self, table: str) -> dict[str, Tensor]:
         """Optimizer state of a table by name: the tensors in use."""
         if self.optimizer == "adagrad":
-            assert self.trainer is not None
             return {"sum": self.trainer.state[self.weights[table]]["sum"]}
         return self._states[table]
 
@@ -299,6 +298,37 @@ def random_gradients(outputs: Mapping[str, Tensor], seed: int = 0) -> dict[str, 
     return {
         name: torch.randn(output.shape, generator=generator) for name, output in outputs.items()
     }
+
+
+def train_step(model: Embeddings, batch: BagBatch, seed: int = 0) -> dict[str, Tensor]:
+    """Train on a batch with random gradients of its outputs, and return these."""
+    outputs: dict[str, Tensor] = model(batch)
+    backward(outputs, random_gradients(outputs, seed))
+    return outputs
+
+
+def train_steps(model: Embeddings, batches: Iterable[BagBatch], first: int = 0) -> None:
+    """Train on batches, of which each has random gradients of its number."""
+    for number, batch in enumerate(batches, first):
+        train_step(model, batch, number)
+
+
+def take_over(model: Embeddings, other: Embeddings) -> None:
+    """Load weights and optimizer state of another model."""
+    model.load_state_dict(other.state_dict())
+    model.load_optimizer_state_dict(other.optimizer_state_dict())
+
+
+def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    """Check that another model, too, has what the first one has of each name."""
+    for name, value in one.items():
+        assert torch.equal(value, other[name]), name
+
+
+def assert_alike(one: Embeddings, other: Embeddings) -> None:
+    """Check that weights of table t and optimizer state are equal to the bit."""
+    assert torch.equal(one.state_dict()["t.weight"], other.state_dict()["t.weight"])
+    assert_same_bits(one.optimizer_state_dict(), other.optimizer_state_dict())
 
 
 def contents(model: Embeddings) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ import torch
 from executor_cases import (
     LR,
     DoubleModel,
+    assert_alike,
+    assert_same_bits,
     backward,
     placed,
     placements,
@@ -17,6 +19,9 @@ from executor_cases import (
     random_batch,
     random_gradients,
     shard,
+    take_over,
+    train_step,
+    train_steps,
     two_features,
 )
 from fast_and_full import combinations, examples, fewer, mostly_slow
@@ -130,7 +135,7 @@ class BackendContract:
             finally:
                 torch.set_default_dtype(torch.float32)
             found.append({**outputs, **model.state_dict(), **model.optimizer_state_dict()})
-        assert all(torch.equal(values, found[1][name]) for name, values in found[0].items())
+        assert_same_bits(found[0], found[1])
 
     def test_tables_of_several_widths_share_the_step(self) -> None:
         tables = [
@@ -219,15 +224,13 @@ class BackendContract:
         assert alone.state_dict()["empty.weight"].shape == (0, 8)
         tables = [empty, two_features()]
         model = self.placed(plan_of(tables))
-        outputs = model(random_batch(tables))
-        backward(outputs, random_gradients(outputs))
+        train_step(model, random_batch(tables))
 
     def test_int32_ids_are_int64_ids(self) -> None:
         table = two_features()
         models = [self.placed(placements(table)["split 50%"]) for _ in range(2)]
         for model, dtype in zip(models, (torch.int32, torch.int64), strict=True):
-            outputs = model(random_batch([table], id_dtype=dtype))
-            backward(outputs, random_gradients(outputs))
+            train_step(model, random_batch([table], id_dtype=dtype))
         assert torch.equal(models[0].state_dict()["t.weight"], models[1].state_dict()["t.weight"])
 
     @combinations("padding, pooling", [0, 7], ["sum", "mean", "max"])
@@ -276,7 +279,6 @@ class BackendContract:
         model = self.placed(placements(table)["crossing cuts"])
         before = model.state_dict()["t.weight"].double()
         batch = random_batch([table], weighted=True)
-        assert batch.weights is not None
         scale = batch.weights.clone().requires_grad_()
         outputs = model(replace(batch, weights=scale))
         gradients = random_gradients(outputs)
@@ -295,7 +297,6 @@ class BackendContract:
         expected.backward(gradients["f"].double())
         assert scale.grad is not None
         assert reference.grad is not None
-        assert weight.grad is not None
         close(scale.grad, reference.grad)
         close(model.state_dict()["t.weight"], before - LR * weight.grad)
 
@@ -313,7 +314,6 @@ class BackendContract:
         gradient = random_gradients(outputs)["f"]
         outputs["f"].backward(gradient)
         expected.backward(gradient)
-        assert bag.weight.grad is not None
         close(model.state_dict()["t.weight"], start - LR * bag.weight.grad)
 
     @combinations("optimizer, dtype", OPTIMIZERS, ["float16", "bfloat16"])
@@ -384,13 +384,11 @@ class BackendContract:
         for name in ("hbm", "split 50%", "cold rows cached", "hot, then row-wise"):
             model = self.placed(placements(table)[name], rounding="stochastic")
             for seed in range(3):
-                outputs = model(random_batch([table], seed=seed))
-                backward(outputs, random_gradients(outputs, seed))
+                train_step(model, random_batch([table], seed=seed), seed)
             results.append(model.state_dict()["t.weight"])
         assert all(torch.equal(result, results[0]) for result in results)
         nearest = self.placed(placements(table)["hbm"])
-        outputs = nearest(random_batch([table]))
-        backward(outputs, random_gradients(outputs))
+        train_step(nearest, random_batch([table]))
         assert not torch.equal(nearest.state_dict()["t.weight"], results[0])
 
     @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
@@ -399,22 +397,13 @@ class BackendContract:
         plans = placements(table)
         batches = [random_batch([table], seed=seed) for seed in range(6)]
 
-        def train(model: PlacedEmbeddings, part: Sequence[BagBatch]) -> None:
-            for batch in part:
-                outputs = model(batch)
-                backward(outputs, random_gradients(outputs, int(batch.ids.sum())))
-
-        through = self.placed(plans["split 50%"])
-        train(through, batches)
-        first = self.placed(plans["split 50%"])
-        train(first, batches[:3])
+        through, first = (self.placed(plans["split 50%"]) for _ in range(2))
+        train_steps(through, batches)
+        train_steps(first, batches[:3])
         second = self.placed(plans["hot, then row-wise"], seed=99)
-        second.load_state_dict(first.state_dict())
-        second.load_optimizer_state_dict(first.optimizer_state_dict())
-        train(second, batches[3:])
-        assert torch.equal(through.state_dict()["t.weight"], second.state_dict()["t.weight"])
-        for key, state in through.optimizer_state_dict().items():
-            assert torch.equal(state, second.optimizer_state_dict()[key])
+        take_over(second, first)
+        train_steps(second, batches[3:], 3)
+        assert_alike(through, second)
 
     @combinations("placement, optimizer", PLACEMENTS, OPTIMIZERS)
     def test_weights_and_state_survive_a_round_trip(self, placement: str, optimizer: str) -> None:
@@ -429,8 +418,7 @@ class BackendContract:
         if "updates" in state:
             state["updates"] = torch.tensor(7)
         model.load_optimizer_state_dict(state)
-        for key, value in state.items():
-            assert torch.equal(model.optimizer_state_dict()[key], value)
+        assert_same_bits(state, model.optimizer_state_dict())
 
     @combinations("placement, bad", ["hbm", "split 50%"], [-1, 61, 2**40])
     def test_an_id_outside_of_the_table_is_named(self, bad: int, placement: str) -> None:
@@ -471,8 +459,7 @@ class BackendContract:
         for name in ("hbm", "split 50%", "row-wise", "hot, then row-wise"):
             model = self.placed(placements(table)[name])
             for seed in range(3):
-                outputs = model(random_batch([table], seed=seed))
-                backward(outputs, random_gradients(outputs, seed))
+                train_step(model, random_batch([table], seed=seed), seed)
             results.append(model.state_dict()["t.weight"])
         assert all(torch.equal(result, results[0]) for result in results)
 

@@ -12,13 +12,14 @@ from unittest import mock
 import pytest
 import torch
 from executor_cases import (
-    backward,
+    assert_same_bits,
     contents,
     placed,
     plan_of,
     random_batch,
-    random_gradients,
     shard,
+    take_over,
+    train_step,
     two_features,
 )
 from fast_and_full import combinations, examples, fewer, mostly_slow
@@ -75,15 +76,13 @@ def train(model: PlacedEmbeddings, steps: Iterable[int] = STEPS, *, ahead: bool 
     steps = list(steps)
     batches = [random_batch(model.plan.tables, seed=n, weighted=n % 3 == 1) for n in steps]
     for number, batch in zip(steps, look_ahead(batches, model) if ahead else batches, strict=True):
-        outputs = model(batch)
-        backward(outputs, random_gradients(outputs, seed=number))
+        train_step(model, batch, number)
 
 
 def equal(actual: PlacedEmbeddings, expected: PlacedEmbeddings) -> None:
     ours, theirs = contents(actual), contents(expected)
     assert ours.keys() == theirs.keys() | (ours.keys() & {"updates"})
-    for name, values in theirs.items():
-        assert torch.equal(ours[name], values), name
+    assert_same_bits(theirs, ours)
 
 
 def trained(
@@ -160,8 +159,7 @@ def test_a_resumed_run_is_equal_to_the_bit(dtype: ColdDType) -> None:
     first = placed(cold_plan(table, "cached", 7, dtype), backend="tiered")
     train(first, range(5))
     then = placed(cold_plan(table, "staged", 11, dtype), backend="tiered", seed=None)
-    then.load_state_dict(first.state_dict())
-    then.load_optimizer_state_dict(first.optimizer_state_dict())
+    take_over(then, first)
     train(then, range(5, 10))
     equal(then, expected)
 
@@ -204,7 +202,6 @@ def test_memory_in_use_counts_records() -> None:
     model = placed(plan_of([table], [part]), backend="tiered")
     assert model.memory_use()["host:0", "dram"] == 100 * (8 + 8 + 4 * 8)
     store = model._runtime.arenas[0].store
-    assert store is not None
     assert isinstance(store._parts[0].medium, HostRecords)
 
 
@@ -255,8 +252,7 @@ def test_runs_go_on_between_drive_and_memory(tmp_path: Path, optimizer: str) -> 
         before = placed(plans[first], backend="tiered", drive=tmp_path)
         train(before, range(5))
         after = placed(plans[then], backend="tiered", drive=tmp_path, seed=9)
-        after.load_state_dict(before.state_dict())
-        after.load_optimizer_state_dict(before.optimizer_state_dict())
+        take_over(after, before)
         train(after, range(5, 10))
         equal(after, expected)
 
@@ -324,7 +320,6 @@ def test_a_checkpoint_reads_each_block_once(
     model = placed(with_drives(plan_of([table], [part])), backend="tiered", drive=tmp_path)
     train(model, range(3))
     store, reads = model._runtime.arenas[0].store, 0
-    assert store is not None
     store.wait()
     submit = BlockQueue.submit
 
@@ -381,7 +376,6 @@ def test_a_drive_that_fails_ends_the_training(tmp_path: Path) -> None:
     model = placed(plan, backend="tiered", drive=tmp_path)
     train(model, range(3))
     (store,) = (arena.store for arena in model._runtime.arenas)
-    assert store is not None
     drive = store._parts[-1].medium
     assert isinstance(drive, DriveRecords)
     descriptor = drive._file.descriptor

@@ -98,7 +98,6 @@ def plan_with(lookup: Lookup, hot: int) -> Plan:
             with_buffers(profiled, part, samples=SAMPLES, returns_bags=number == 0)
             for number, part in enumerate(parts)
         ]
-        assert profiled.counts is not None
         hot_ids[table.name] = profiled.counts.hottest(hot)
     return Plan(
         tuple(profiled.table for profiled in tables()),

@@ -17,6 +17,7 @@ from executor_cases import (
     random_batch,
     random_gradients,
     shard,
+    train_step,
     two_features,
 )
 from fast_and_full import combinations
@@ -192,8 +193,7 @@ def test_auto_falls_back_to_torch_where_numba_is_missing(monkeypatch: pytest.Mon
     plan = plan_of([two_features()])
     model = PlacedEmbeddings(plan)
     assert model.backend == "torch"
-    outputs = model(random_batch([two_features()]))
-    backward(outputs, random_gradients(outputs))
+    train_step(model, random_batch([two_features()]))
     with pytest.raises(BackendError, match="needs numba: pip install"):
         PlacedEmbeddings(plan, backend="numba")
 
@@ -218,8 +218,7 @@ def test_a_deep_copy_trains_by_itself_or_is_refused(backend: str, grows: bool) -
     twin, batch = copy.deepcopy(model), random_batch([table])
     for each in (model, twin):
         before = model.state_dict()["t.weight"]
-        outputs = each(batch)
-        backward(outputs, random_gradients(outputs))
+        train_step(each, batch)
         assert torch.equal(before, model.state_dict()["t.weight"]) == (each is twin)
     assert torch.equal(twin.state_dict()["t.weight"], model.state_dict()["t.weight"])
     if backend == "tiered":
@@ -252,8 +251,7 @@ def test_a_module_made_and_read_in_inference_mode_trains(backend: str) -> None:
                 model(random_batch([table], seed=seed + 10))
                 usual(random_batch([table], seed=seed + 10))
             for each in (usual, model):
-                outputs = each(random_batch([table], seed=seed))
-                backward(outputs, random_gradients(outputs, seed))
+                train_step(each, random_batch([table], seed=seed), seed)
         assert torch.equal(usual.state_dict()["t.weight"], model.state_dict()["t.weight"])
 
 

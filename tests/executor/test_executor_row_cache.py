@@ -58,7 +58,6 @@ class PlainPool:
 
     def rank_priority(self, slot: int) -> np.float32:
         part = self.part_of(slot)
-        assert part is not None
         quota = np.float32(max(part.cache_rows, 1))
         return np.float32(1) / (np.float32(1) + np.float32(slot - part.start) / quota)
 
@@ -79,7 +78,6 @@ class PlainPool:
             if slot is None:
                 return 0, 0, entry
             part = self.part_of(slot)
-            assert part is not None
             if not part.cache_rows:
                 return 1, self.used[entry], entry
             return 2, float(self.priority[entry]), entry

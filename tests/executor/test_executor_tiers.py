@@ -9,6 +9,7 @@ import pytest
 import torch
 from executor_cases import (
     DEVICE,
+    assert_same_bits,
     backward,
     contents,
     counted_host_reads,
@@ -17,6 +18,8 @@ from executor_cases import (
     random_batch,
     random_gradients,
     shard,
+    train_step,
+    train_steps,
     two_features,
 )
 from fast_and_full import combinations, examples, fewer
@@ -61,15 +64,12 @@ def model_of(plan: Plan, backend: str, **options: object) -> PlacedEmbeddings:
 
 
 def train(model: PlacedEmbeddings, batches: Sequence[BagBatch], ahead: bool = False) -> None:
-    for number, batch in enumerate(look_ahead(batches, model) if ahead else batches):
-        outputs = model(batch)
-        backward(outputs, random_gradients(outputs, number))
+    train_steps(model, look_ahead(batches, model) if ahead else batches)
 
 
 def equal(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
     expected = contents(other)
-    for name, tensor in contents(model).items():
-        assert torch.equal(tensor, expected[name]), name
+    assert_same_bits(contents(model), expected)
 
 
 @combinations(
@@ -111,8 +111,7 @@ def test_rows_pooled_by_the_host_train_alike(backend: str, ahead: bool) -> None:
         results = []
         for each in (model, expected):
             weighted = replace(batch, weights=batch.weights.clone().requires_grad_())  # type: ignore[union-attr]
-            outputs = each(each.prefetch(weighted) if ahead else weighted)
-            backward(outputs, random_gradients(outputs, number))
+            outputs = train_step(each, each.prefetch(weighted) if ahead else weighted, number)
             results.append((outputs, weighted.weights.grad))  # type: ignore[union-attr]
         for name, output in results[0][0].items():
             torch.testing.assert_close(output, results[1][0][name])
@@ -135,8 +134,7 @@ def test_rows_that_an_open_step_reads_in_place_stay_there(backend: str) -> None:
 
     def train(prepared: Sequence[object]) -> None:
         for model, batch in zip(models, prepared, strict=True):
-            outputs = model(batch)
-            backward(outputs, random_gradients(outputs, 0))
+            train_step(model, batch, 0)
 
     first = prefetch(0, 1, 2, 3)
     second = prefetch(4, 5)
@@ -152,7 +150,6 @@ def test_a_row_of_a_closed_step_is_written_back_when_others_need_its_entry() -> 
     model = model_of(split_plan("staged", 9), "tiered")
     train(model, [random_batch(tables(), seed=seed) for seed in range(8)])
     rates = model.hit_rates()
-    assert rates is not None
     assert rates.row_cache.written_back_rows > 0
     assert rates.lookups == rates.home_lookups + rates.row_cache.lookups
     model.reset_hit_rates()
@@ -170,7 +167,6 @@ def test_lookups_of_rows_in_hbm_are_counted(backend: str, lookup: str) -> None:
     with torch.no_grad():
         model(BagBatch.from_features({"t": (ids, torch.tensor([0, 3, 3, 8]), None)}, ["t"]))
     rates = model.hit_rates()
-    assert rates is not None
     assert (rates.lookups, rates.home_lookups, rates.tables) == (8, 3, {"t": 3 / 8})
     assert rates.hbm_hit_rate == 3 / 8
 
@@ -215,9 +211,8 @@ def test_what_is_only_read_is_not_written_back() -> None:
         for seed in range(8):
             model(random_batch(tables(), seed=seed))
     rates = model.hit_rates()
-    assert rates is not None
     assert rates.row_cache.written_back_rows == 0
-    assert all(torch.equal(before[name], tensor) for name, tensor in contents(model).items())
+    assert_same_bits(contents(model), before)
 
 
 @examples(16)
@@ -268,7 +263,6 @@ def same_row_caches(model: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
     assert model.hit_rates() == other.hit_rates()
     for arena, another in zip(model._runtime.arenas, other._runtime.arenas, strict=True):
         if arena.row_cache is not None:
-            assert another.row_cache is not None
             held = another.row_cache.entries  # The one behind them holds what was meant for none.
             for name in ("slots", "last_used", "priority", "dirty", "sorted_slots"):
                 mine, theirs = (

@@ -8,7 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from executor_cases import backward, machine, placed, placements, plan_of, random_gradients
+from executor_cases import (
+    assert_alike,
+    assert_same_bits,
+    backward,
+    machine,
+    placed,
+    placements,
+    plan_of,
+    random_gradients,
+    take_over,
+    train_step,
+    train_steps,
+)
 from fast_and_full import combinations, covering, mostly_slow
 from plan_cases import with_drives
 from torch import Tensor
@@ -53,7 +65,6 @@ def test_steps_that_are_dropped_are_not_counted_as_open() -> None:
 
     def opened(*, begins: bool = False) -> KeyStep:
         step = own.open_step()
-        assert step is not None
         own.maps["t"].read(np.array([1]), max(1, step.open_before))
         own.found(step)
         if begins:
@@ -74,19 +85,6 @@ def _rows_of(model: PlacedEmbeddings, keys: Tensor) -> list[int]:
     return [known.get(key, 0) for key in keys.tolist()]
 
 
-def _step(model: PlacedEmbeddings, batch: BagBatch, seed: int) -> dict[str, Tensor]:
-    outputs: dict[str, Tensor] = model(batch)
-    backward(outputs, random_gradients(outputs, seed))
-    return outputs
-
-
-def _assert_alike(one: PlacedEmbeddings, other: PlacedEmbeddings) -> None:
-    assert torch.equal(one.state_dict()["t.weight"], other.state_dict()["t.weight"])
-    theirs = other.optimizer_state_dict()
-    for name, values in one.optimizer_state_dict().items():
-        assert torch.equal(values, theirs[name])
-
-
 @pytest.mark.parametrize("home", [{"memory": "ssd"}, {"dtype": "int8"}])
 def test_rows_that_are_records_are_given_anew(home: dict[str, str], tmp_path: Path) -> None:
     """As in memory; narrow ones with few entries of a row cache as with enough."""
@@ -101,13 +99,12 @@ def test_rows_that_are_records_are_given_anew(home: dict[str, str], tmp_path: Pa
         changed = replace(plan, shards=shards)
         model = placed(changed, backend="tiered", growing=growing, drive=tmp_path)
         batches = look_ahead(_key_batches(25, 4 * CAPACITY), model)
-        for number, batch in enumerate(batches):
-            _step(model, batch, number)
+        train_steps(model, batches)
         assert model.key_counts()["t"].evicted > 20
         return model
 
     other = trained(30) if "memory" in home else trained(30, **home)
-    _assert_alike(other, trained(4, **home))
+    assert_alike(other, trained(4, **home))
 
 
 BACKENDS = ("numba", "torch", "tiered", "triton")
@@ -130,10 +127,10 @@ def test_with_rows_enough_it_trains_like_a_vocabulary(
     vocabulary: dict[int, int] = {}
     for number, batch in enumerate(_key_batches(6, CAPACITY)):
         rows = [vocabulary.setdefault(key, len(vocabulary) + 1) for key in batch.ids.tolist()]
-        mine = _step(growing, batch, number)
-        theirs = _step(fixed, _with_ids(batch, torch.tensor(rows, dtype=torch.int64)), number)
+        mine = train_step(growing, batch, number)
+        theirs = train_step(fixed, _with_ids(batch, torch.tensor(rows, dtype=torch.int64)), number)
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    _assert_alike(growing, fixed)
+    assert_alike(growing, fixed)
     keys, rows_of_keys = growing.live_keys("t")
     assert dict(zip(keys.tolist(), rows_of_keys.tolist(), strict=True)) == vocabulary
 
@@ -174,7 +171,7 @@ def test_a_key_that_gets_a_used_row_trains_as_in_a_new_one(
     weights = {"t": torch.stack(beginnings)}
     fixed = placed(plan_of([table], topology=machine()), backend=backend, weights=weights)
     for number, batch in enumerate(lives):
-        theirs = _step(fixed, batch, number)
+        theirs = train_step(fixed, batch, number)
         assert all(torch.equal(outputs[number][name], theirs[name]) for name in theirs)
 
 
@@ -185,9 +182,9 @@ def test_looking_ahead_changes_nothing(backend: str) -> None:
     ahead, plain = (placed(plan, backend=backend, growing=how) for _ in range(2))
     batches = _key_batches(14, 4 * CAPACITY)
     for number, batch in enumerate(look_ahead(batches, ahead)):
-        _step(ahead, batch, number)
-        _step(plain, batches[number], number)
-    _assert_alike(ahead, plain)
+        train_step(ahead, batch, number)
+        train_step(plain, batches[number], number)
+    assert_alike(ahead, plain)
     assert ahead.key_counts() == plain.key_counts()
     assert plain.key_counts()["t"].evicted > 20
 
@@ -205,14 +202,13 @@ def test_a_run_that_saves_while_it_looks_ahead_goes_on_to_the_same_bits(
     plan = placements(_table())["cold rows staged"]
     first, plain, second = (placed(plan, growing=how) for _ in range(3))
     batches, stop = _key_batches(30, 4 * CAPACITY), 14
-    for number, batch in enumerate(batches):
-        _step(plain, batch, number)
+    train_steps(plain, batches)
     state: dict[str, Tensor] = {}
     trained: dict[str, Tensor] = {}
     for number, batch in enumerate(look_ahead(batches, first)):
         if saves == "before a step" and number == stop:
             break
-        _step(first, batch, number)
+        train_step(first, batch, number)
         if number == stop - 1:
             state, trained = first.state_dict(), first.optimizer_state_dict()
             if saves == "behind a break":
@@ -224,10 +220,9 @@ def test_a_run_that_saves_while_it_looks_ahead_goes_on_to_the_same_bits(
     rest = [second] if saves == "in the loop" else [first, second]
     for model in rest:
         coming = look_ahead(batches[stop:], model) if goes_on_ahead else batches[stop:]
-        for number, batch in enumerate(coming, stop):
-            _step(model, batch, number)
+        train_steps(model, coming, stop)
     for model in (first, second):
-        _assert_alike(model, plain)
+        assert_alike(model, plain)
         assert model.key_counts() == plain.key_counts()
     counts = plain.key_counts()["t"]
     assert counts.evicted + counts.expired > 20
@@ -246,20 +241,18 @@ def test_a_run_that_leaves_its_loop_goes_on_with_other_batches_to_the_same_bits(
     for number, batch in enumerate(look_ahead(batches, first)):
         if number == stop:
             break
-        _step(first, batch, number)
-    second.load_state_dict(first.state_dict())
-    second.load_optimizer_state_dict(first.optimizer_state_dict())
+        train_step(first, batch, number)
+    take_over(second, first)
     # A state that is saved again before the next step still knows what it expects.
-    third.load_state_dict(second.state_dict())
-    third.load_optimizer_state_dict(second.optimizer_state_dict())
+    take_over(third, second)
     admitted = first.key_counts()["t"].admitted
     for number, batch in enumerate(others):
-        pooled = [_step(model, batch, number) for model in (first, second, third)]
+        pooled = [train_step(model, batch, number) for model in (first, second, third)]
         for other in pooled[1:]:
             assert all(torch.equal(pooled[0][name], other[name]) for name in other)
     assert first.key_counts()["t"].admitted > admitted + 20
     for model in (second, third):
-        _assert_alike(first, model)
+        assert_alike(first, model)
         assert first.key_counts() == model.key_counts()
 
 
@@ -267,16 +260,12 @@ def test_batches_that_are_prepared_far_ahead_come_again_to_the_same_bits() -> No
     how = {"t": Growing(CAPACITY, admission=2)}
     first, second = (placed(placements(_table())["hbm"], growing=how) for _ in range(2))
     batches = _key_batches(30, 4 * CAPACITY)
-    for number, batch in enumerate(batches[:20]):
-        _step(first, batch, number)
+    train_steps(first, batches[:20])
     prepared = [first.prefetch(batch) for batch in batches[20:25]]
-    second.load_state_dict(first.state_dict())
-    second.load_optimizer_state_dict(first.optimizer_state_dict())
-    for number, batch in enumerate([*prepared, *batches[25:]], 20):
-        _step(first, batch, number)
-    for number, batch in enumerate(batches[20:], 20):
-        _step(second, batch, number)
-    _assert_alike(first, second)
+    take_over(second, first)
+    train_steps(first, [*prepared, *batches[25:]], 20)
+    train_steps(second, batches[20:], 20)
+    assert_alike(first, second)
     assert first.key_counts() == second.key_counts()
 
 
@@ -286,13 +275,11 @@ def test_a_run_goes_on_from_a_checkpoint_under_another_plan(optimizer: str) -> N
     how = {"t": Growing(CAPACITY, admission=2, ttl=8)}
     first = placed(plans["cold rows staged"], growing=how)
     batches = _key_batches(40, 4 * CAPACITY)
-    for number, batch in enumerate(batches[:20]):
-        _step(first, batch, number)
+    train_steps(first, batches[:20])
     second = placed(plans["column-wise"], growing=how, seed=3)
-    second.load_state_dict(first.state_dict())
-    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    take_over(second, first)
     for number, batch in enumerate(batches[20:]):
-        mine, theirs = _step(first, batch, number), _step(second, batch, number)
+        mine, theirs = train_step(first, batch, number), train_step(second, batch, number)
         for name in theirs:
             assert torch.allclose(mine[name], theirs[name], atol=1e-6)
     assert first.key_counts() == second.key_counts()
@@ -313,18 +300,17 @@ def test_a_larger_table_loads_a_state_and_goes_on_to_the_same_bits(
     batches = _key_batches(24, CAPACITY)
     coming = look_ahead(batches, small) if saves == "ahead" else batches
     for number, batch in enumerate(coming):
-        _step(small, batch, number)
+        train_step(small, batch, number)
         if number == 3:
             state, trained = small.state_dict(), small.optimizer_state_dict()
     assert CAPACITY - 10 < small.key_counts()["t"].admitted <= CAPACITY
     for number, batch in enumerate(batches[:3]):  # It has other keys, and they go.
-        _step(large, _with_ids(batch, batch.ids + 1), number)
+        train_step(large, _with_ids(batch, batch.ids + 1), number)
     with warnings.catch_warnings(action="error"):
         large.load_state_dict(state)
     large.load_optimizer_state_dict(trained)
     assert large.key_counts()["t"].live < small.key_counts()["t"].live
-    for number, batch in enumerate(batches[4:], 4):
-        _step(large, batch, number)
+    train_steps(large, batches[4:], 4)
     assert large.key_counts() == small.key_counts()
     for mine, theirs in (
         (large.state_dict(), small.state_dict()),
@@ -344,8 +330,7 @@ def test_a_smaller_table_loads_the_hottest_rows_and_says_how_many_are_evicted() 
         placed(placements(_table("adam", rows + 1))["hbm"], growing={"t": Growing(rows)})
         for rows in (CAPACITY, 25)
     )
-    for number, batch in enumerate(_key_batches(20, 4 * CAPACITY)):
-        _step(large, batch, number)
+    train_steps(large, _key_batches(20, 4 * CAPACITY))
     state = large.state_dict() | {"t.keys.rows": large.state_dict()["t.keys.rows"][:50]}
     with pytest.raises(PlanMismatchError, match=r"shape \(61, 8\), the plan says \(51, 8\)"):
         small.load_state_dict(state)
@@ -379,12 +364,12 @@ def test_a_checkpoint_without_keys_or_of_another_admission_is_refused() -> None:
         fixed.load_state_dict(growing.state_dict())
     with pytest.raises(CheckpointError, match=r"table 't': .* admission 1"):
         growing.load_state_dict(placed(plan, growing={"t": Growing(CAPACITY, 2)}).state_dict())
-    assert all(torch.equal(growing.state_dict()[name], values) for name, values in before.items())
+    assert_same_bits(before, growing.state_dict())
 
 
 def test_evaluation_gives_no_rows_and_reads_row_0_for_unknown_keys() -> None:
     growing = placed(placements(_table())["hbm"], growing={"t": Growing(CAPACITY)})
-    _step(growing, _key_batches(1, 5)[0], 0)
+    train_step(growing, _key_batches(1, 5)[0], 0)
     counts = growing.key_counts()
     strange = BagBatch.from_features(
         {name: (torch.tensor([10**17]), None, None) for name in growing.feature_names},
@@ -437,7 +422,7 @@ def test_batches_that_are_dropped_hold_no_rows() -> None:
     for _ in range(100):
         growing(first)
     for batch in (second, third):
-        _step(growing, batch, 0)
+        train_step(growing, batch, 0)
     assert growing.key_counts()["t"].refused == 0
     assert set(third.ids.tolist()) <= set(growing.live_keys("t")[0].tolist())
 
@@ -457,7 +442,7 @@ def test_other_batches_than_those_that_were_ahead_are_new() -> None:
     for prepared in look_ahead(batches[:3], growing):
         growing(prepared)["sum"].sum().backward()
         break
-    _step(growing, batches[3], 1)
+    train_step(growing, batches[3], 1)
     assert set(batches[3].ids.tolist()) <= set(growing.live_keys("t")[0].tolist())
     assert growing.key_counts()["t"].waiting == 0
 
@@ -465,7 +450,7 @@ def test_other_batches_than_those_that_were_ahead_are_new() -> None:
 def test_evaluation_that_looks_ahead_gives_no_rows() -> None:
     growing = placed(plan_of([_table()]), growing={"t": Growing(CAPACITY)})
     batches = _key_batches(3, CAPACITY)
-    _step(growing, batches[0], 0)
+    train_step(growing, batches[0], 0)
     counts = growing.key_counts()
     with torch.no_grad():
         for prepared in look_ahead(batches, growing):
@@ -484,18 +469,17 @@ def test_a_checkpoint_after_a_batch_that_never_came_goes_on_to_the_same_bits(fau
         features = {**dict.fromkeys(names, keys), "fixed": (torch.full((2,), fixed), None, None)}
         return BagBatch.from_features(features, names)
 
-    _step(growing, batch(0), 0)
+    train_step(growing, batch(0), 0)
     if fault == "another table's id":
         with pytest.raises(DataError, match="id 9 is not a row of table 'u'"):
             growing(batch(10, fixed=9))
     else:
         growing.prefetch(batch(10))
-    _step(growing, batch(20), 1)
-    again.load_state_dict(growing.state_dict())
-    again.load_optimizer_state_dict(growing.optimizer_state_dict())
+    train_step(growing, batch(20), 1)
+    take_over(again, growing)
     for model in (growing, again):
-        _step(model, batch(30), 2)
-    _assert_alike(growing, again)
+        train_step(model, batch(30), 2)
+    assert_alike(growing, again)
     assert again.live_keys("t")[0].tolist() == growing.live_keys("t")[0].tolist()
 
 

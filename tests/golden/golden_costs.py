@@ -10,19 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from golden_problems import counted, machine, mixed, model_of, problem, zipf
+from golden_problems import MIXED, counted, machine, model_of, problem, zipf
 
 from cost_models import CostReport
 from cost_models.dense import CPU_FLOPS, GPU_FLOPS, dense_cost
 from cost_models.sweep.models_and_machines import AXES
 from cost_models.sweep.models_and_machines import MODELS as SWEPT
-from placer import (
-    Feature,
-    Plan,
-    Problem,
-    Table,
-    Topology,
-)
+from placer import Feature, Plan, Problem, Table, Topology
 from placer.dense import DenseLayers, DenseNetwork, dense_memory
 from placer.errors import PlacerError
 from placer.files.atomic import sealed
@@ -49,19 +43,7 @@ def random_shards(
         serving = host_of[gpu] if lookup == "host" and rng.random() < 0.3 else gpu
         cached = int(rng.integers(1, count + 1)) if lookup == "cached" else 0
         staged = int(rng.integers(0, count + 1)) if lookup in ("staged", "cached") else 0
-        shards.append(
-            {
-                "table": table.name,
-                "rows": list(rows),
-                "cols": list(cols),
-                "devices": [serving],
-                "memory": "hbm" if lookup == "device" else "dram",
-                "lookup": lookup,
-                "cache_rows": cached,
-                "staging_rows": staged,
-                "buffer_bytes": int(rng.integers(0, 5000)),
-            }
-        )
+        shards.append(_shard(table, rows, cols, [serving], lookup, cached, staged, rng))
 
     def any_lookup() -> str:
         return str(rng.choice(["device", "uva", "staged", "cached", "host"]))
@@ -100,6 +82,29 @@ def random_shards(
                     rows = (head + offset, table.rows, ways)
                     one(table, rows, strip, str(rng.choice(gpus)), any_lookup())
     return shards
+
+
+def _shard(
+    table: Table,
+    rows: Sequence[int],
+    cols: Sequence[int],
+    devices: list[str],
+    lookup: str,
+    cached: int,
+    staged: int,
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    return {
+        "table": table.name,
+        "rows": list(rows),
+        "cols": list(cols),
+        "devices": devices,
+        "memory": "hbm" if lookup == "device" else "dram",
+        "lookup": lookup,
+        "cache_rows": cached,
+        "staging_rows": staged,
+        "buffer_bytes": int(rng.integers(0, 5000)),
+    }  # fmt: skip
 
 
 def vary(
@@ -144,22 +149,10 @@ def torchrec_shards(
             devices = gpus
         places = [(r, c) for c in cols for r in rows]
         for number, (slice_, strip) in enumerate(places):
-            count = len(range(*slice_))
-            if not count:
-                continue
-            shards.append(
-                {
-                    "table": table.name,
-                    "rows": list(slice_),
-                    "cols": list(strip),
-                    "devices": list(gpus) if kind == "replicated" else [devices[number]],
-                    "memory": "hbm" if lookup == "device" else "dram",
-                    "lookup": lookup,
-                    "cache_rows": max(1, round(count * share)) if lookup == "cached" else 0,
-                    "staging_rows": 0,
-                    "buffer_bytes": int(rng.integers(0, 5000)),
-                }
-            )
+            if count := len(range(*slice_)):
+                on = list(gpus) if kind == "replicated" else [devices[number]]
+                cached = max(1, round(count * share)) if lookup == "cached" else 0
+                shards.append(_shard(table, slice_, strip, on, lookup, cached, 0, rng))
     return shards
 
 
@@ -175,9 +168,11 @@ def write_plan(base: Plan, shards: list[dict[str, Any]], path: Path) -> Path:
 # What cost models are asked
 
 
-def _costed() -> dict[str, Problem]:
+@cache
+def costed_problems() -> dict[str, Problem]:
+    """The problems that random plans are costed in; they are made once."""
     tables = (
-        *mixed(),
+        *MIXED,
         zipf("shared", 600, 32, lookups=1.5, pooling=("sum", "sum")),
         zipf("unpooled", 400, 16, lookups=3.0, coverage=0.6, pooling=("none",)),
         counted("log", 500, 64, lookups=2.0, seed=7),
@@ -190,12 +185,6 @@ def _costed() -> dict[str, Problem]:
         "8-gpus": problem(*tables, topology=machine(8), batch_size=32),
         "2x4": problem(*tables, topology=machine(4, 2, network=3e9), batch_size=512),
     }
-
-
-@cache
-def costed_problems() -> dict[str, Problem]:
-    """The problems that random plans are costed in; they are made once."""
-    return _costed()
 
 
 PLANS_PER_PROBLEM = 40

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from golden_costs import random_shards, report_record, vary
-from golden_problems import constraints, counted, mixed, model_of, problem, zipf
+from golden_problems import MIXED, constraints, counted, forbidding, model_of, problem, zipf
 from plan_cases import machine
 from tiny_problems import driven, tight_problem, tiny_problem, with_server
 
@@ -27,11 +27,7 @@ from placer.plan.verify import violations
 from placer.topology.devices import Drive
 from solvers import solve
 from solvers.bounds.binding import binding
-from solvers.bounds.feasibility import (
-    impossible,
-    rows_beyond_their_memories,
-    usable_options,
-)
+from solvers.bounds.feasibility import impossible, rows_beyond_their_memories, usable_options
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.instance import Instance
 from solvers.result import Limits, Termination
@@ -45,7 +41,7 @@ from solvers.strategies._stages import anneal, construct
 def problems() -> dict[str, Problem]:
     """A problem of look-ahead on servers and unequal hosts, and one of serial steps on a host."""
     tables = (
-        *mixed(),
+        *MIXED,
         zipf("shared", 600, 32, lookups=1.5, pooling=("sum", "mean")),
         zipf("unpooled", 400, 16, lookups=3.0, coverage=0.6, pooling=("none",)),
         counted("log", 500, 64, lookups=2.0, seed=7),
@@ -189,7 +185,7 @@ def replicated(seed: int) -> Problem:
     """Tables that mostly fit as replicas alone, whose buffers are of a GPU's own samples."""
     tables = [zipf(f"t{n}", 20 + n, 64, lookups=30.0 + n, pooling=("none",)) for n in range(3)]
     topology = machine(4, hbm_bytes=(3000 + 400 * seed) << 10, dram_bytes=1 << 20)
-    rules = constraints(tables={"*": {"forbid": ["row-wise", "column-wise"]}})
+    rules = constraints(**forbidding("row-wise", "column-wise"))
     return problem(*tables, topology=topology, asked=rules)
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,12 +29,8 @@ from placer.profile.table_profile import RowCounts
 from solvers import SOLVERS, solve
 
 CALIBRATED = f"calibrated:{DATA / 'calibration.json'}"
-MODELS = {
-    "roofline": "roofline",
-    "calibrated": CALIBRATED,
-    "torchrec": "torchrec",
-    "torchrec-prefetch": "torchrec-prefetch",
-}
+MODELS = {name: name for name in ("roofline", "calibrated", "torchrec", "torchrec-prefetch")}
+MODELS["calibrated"] = CALIBRATED
 """Cost models by the name under which their results are recorded."""
 
 KIB = 1 << 10
@@ -101,15 +97,9 @@ def machine(
                                    "bandwidth": network, "latency_s": 5e-6})  # fmt: skip
         worse = slow and host == hosts - 1
         for gpu in range(host * gpus, (host + 1) * gpus):
-            lines["gpus"].append(
-                {
-                    "id": f"gpu:{gpu}",
-                    "host": at,
-                    "memory": f"{hbm // 3 if worse else hbm}B",
-                    "hbm_bandwidth": 5e11 if worse else 1e12,
-                    "launch_s": launch_s,
-                }
-            )
+            memory, rate = (hbm // 3, 5e11) if worse else (hbm, 1e12)
+            lines["gpus"].append({"id": f"gpu:{gpu}", "host": at, "memory": f"{memory}B",
+                                  "hbm_bandwidth": rate, "launch_s": launch_s})  # fmt: skip
             for kind, rate in (("pcie", pcie), ("nvlink", 1e11)):
                 lines["links"].append({"a": f"gpu:{gpu}", "b": at, "kind": kind,
                                        "bandwidth": rate})  # fmt: skip
@@ -140,179 +130,159 @@ def problem(
 # What solvers are asked
 
 
+MIXED = (
+    zipf("a", 4000, 32, lookups=3.0, exponent=1.1),
+    zipf("b", 2500, 16, lookups=1.0, exponent=0.8),
+    zipf("c", 900, 64, lookups=5.0, exponent=1.3, coverage=0.7),
+    zipf("d", 300, 16, lookups=1.0, optimizer="adam"),
+    zipf("e", 40, 8, lookups=2.0, dtype="float16", optimizer="adagrad"),
+)
+COUNTED = counted("a", 3000, 32, lookups=4.0, seed=1), counted("b", 2000, 16, lookups=2.0, seed=2)
+TINY = zipf("tiny", 10, 64, lookups=4.0)
+
+
 @dataclass(frozen=True)
 class SolverCase:
     """A problem, the cost model that judges, and limits that no clock has a part in."""
 
-    make: Callable[[], Problem]
+    tables: tuple[TableProfile, ...]
+    machine: dict[str, Any]
+    """What `machine` is given."""
+
+    asked: dict[str, Any] = field(default_factory=dict)
+    """What `constraints` are given."""
+
+    batch_size: int = 64
     model: str = "roofline"
     steps: int = 40
     seed: int = 0
     gap: float = 1e-3
     solvers: tuple[str, ...] = field(default_factory=lambda: tuple(SOLVERS))
 
+    def make(self) -> Problem:
+        topology, asked = machine(**self.machine), constraints(**self.asked)
+        return problem(*self.tables, topology=topology, batch_size=self.batch_size, asked=asked)
+
 
 FEW = ("auto", "greedy-size", "greedy-cost", "ilp", "beam", "dp")
+FIVE = ("auto", "greedy-size", "greedy-cost", "beam", "dp")
 
 
-def mixed() -> tuple[TableProfile, ...]:
-    return (
-        zipf("a", 4000, 32, lookups=3.0, exponent=1.1),
-        zipf("b", 2500, 16, lookups=1.0, exponent=0.8),
-        zipf("c", 900, 64, lookups=5.0, exponent=1.3, coverage=0.7),
-        zipf("d", 300, 16, lookups=1.0, optimizer="adam"),
-        zipf("e", 40, 8, lookups=2.0, dtype="float16", optimizer="adagrad"),
-    )
+def forbidding(*kinds: str) -> dict[str, Any]:
+    return {"tables": {"*": {"forbid": list(kinds)}}}
 
 
-def _forbidding(*kinds: str) -> Constraints:
-    return constraints(tables={"*": {"forbid": list(kinds)}})
+def in_hbm(tables: str) -> dict[str, Any]:
+    return {"tables": {tables: {"tier": "hbm", "forbid": ["column-wise"]}}}
 
 
 SOLVER_CASES: dict[str, SolverCase] = {
-    "roomy": SolverCase(lambda: problem(*mixed(), topology=machine(2))),
-    "tight-staged": SolverCase(
-        lambda: problem(*mixed(), topology=machine(2, hbm=420 * KIB, launch_s=1e-8)), seed=1
-    ),
+    "roomy": SolverCase(MIXED, {"gpus": 2}),
+    "tight-staged": SolverCase(MIXED, {"hbm": 420 * KIB, "launch_s": 1e-8}, seed=1),
     "uva": SolverCase(
-        lambda: problem(
-            *mixed(),
-            topology=machine(2, hbm=380 * KIB),
-            asked=_forbidding("staged", "cached", "host"),
-        ),
-        solvers=FEW,
+        MIXED, {"hbm": 380 * KIB}, forbidding("staged", "cached", "host"), solvers=FEW
     ),
     "cached": SolverCase(
-        lambda: problem(
-            counted("a", 3000, 32, lookups=4.0, seed=1),
-            counted("b", 2000, 16, lookups=2.0, seed=2),
-            zipf("c", 700, 16, lookups=1.0),
-            topology=machine(2, hbm=280 * KIB, pcie=2e9),
-            asked=_forbidding("staged", "host", "split"),
-        ),
+        (*COUNTED, zipf("c", 700, 16, lookups=1.0)),
+        {"hbm": 280 * KIB, "pcie": 2e9},
+        forbidding("staged", "host", "split"),
         solvers=FEW,
     ),
     "row-orders": SolverCase(
-        lambda: problem(
-            counted("a", 3000, 32, lookups=4.0, seed=1),
-            counted("b", 2000, 16, lookups=2.0, seed=2),
-            topology=machine(2, hbm=200 * KIB, pcie=2e9, launch_s=1e-8),
-        ),
+        COUNTED,
+        {"hbm": 200 * KIB, "pcie": 2e9, "launch_s": 1e-8},
         solvers=("greedy-size", "greedy-cost", "beam"),
     ),
     "host": SolverCase(
-        lambda: problem(
-            *mixed(),
-            topology=machine(2, hbm=300 * KIB),
-            asked=_forbidding("staged", "uva", "cached"),
-        ),
-        solvers=FEW,
+        MIXED, {"hbm": 300 * KIB}, forbidding("staged", "uva", "cached"), solvers=FEW
     ),
     "constraints": SolverCase(
-        lambda: problem(
-            *mixed(),
-            zipf("f1", 1200, 16, exponent=1.2),
-            zipf("f2", 800, 16, lookups=2.0),
-            topology=machine(2, 2, hbm=512 * KIB, dram=8 * MIB),
-            asked=constraints(
-                tables={
-                    "a": {"devices": ["host:1"]},
-                    "b": {"tier": "dram", "forbid": ["uva"]},
-                    "d": {"devices": ["gpu:0", "gpu:2"], "tier": "hbm"},
-                    "f*": {"forbid": ["row-wise", "column-wise", "replicated"]},
-                },
-                together=[["f1", "f2"], ["c", "e"]],
-                reserve={"gpu": "32KiB", "gpu:0": "64KiB", "host": MIB},
-            ),
-        ),
+        (*MIXED, zipf("f1", 1200, 16, exponent=1.2), zipf("f2", 800, 16, lookups=2.0)),
+        {"hosts": 2, "hbm": 512 * KIB, "dram": 8 * MIB},
+        {
+            "tables": {
+                "a": {"devices": ["host:1"]},
+                "b": {"tier": "dram", "forbid": ["uva"]},
+                "d": {"devices": ["gpu:0", "gpu:2"], "tier": "hbm"},
+                "f*": {"forbid": ["row-wise", "column-wise", "replicated"]},
+            },
+            "together": [["f1", "f2"], ["c", "e"]],
+            "reserve": {"gpu": "32KiB", "gpu:0": "64KiB", "host": MIB},
+        },
         seed=3,
     ),
     "unequal-hosts": SolverCase(
-        lambda: problem(
-            *mixed(),
-            zipf("g", 1500, 128, lookups=2.0, exponent=0.6),
-            topology=machine(2, 2, hbm=960 * KIB, launch_s=1e-7, slow=True),
-            batch_size=48,
-        ),
+        (*MIXED, zipf("g", 1500, 128, lookups=2.0, exponent=0.6)),
+        {"hosts": 2, "hbm": 960 * KIB, "launch_s": 1e-7, "slow": True},
+        batch_size=48,
         seed=2,
-        solvers=("auto", "greedy-size", "greedy-cost", "beam", "dp"),
+        solvers=FIVE,
     ),
     "columns": SolverCase(
-        lambda: problem(
+        (
             zipf("wide", 3000, 256, lookups=2.0, exponent=0.2),
             zipf("wider", 500, 512, lookups=6.0, exponent=0.4),
             zipf("narrow", 2000, 16),
-            topology=machine(4, hbm=2 * MIB, pcie=1e9, launch_s=1e-8),
-            asked=_forbidding("row-wise"),
         ),
+        {"gpus": 4, "hbm": 2 * MIB, "pcie": 1e9, "launch_s": 1e-8},
+        forbidding("row-wise"),
         solvers=FEW,
     ),
     "rows-and-replicas": SolverCase(
-        lambda: problem(
+        (
             zipf("hot", 200, 64, lookups=20.0, exponent=1.5),
             zipf("long", 9000, 32, lookups=8.0, exponent=1.0),
-            zipf("tiny", 10, 64, lookups=4.0),
-            topology=machine(2, 2, hbm=1200 * KIB, network=1e9, launch_s=1e-8),
-            batch_size=32,
-        )
+            TINY,
+        ),
+        {"hosts": 2, "hbm": 1200 * KIB, "network": 1e9, "launch_s": 1e-8},
+        batch_size=32,
     ),
     "row-slices": SolverCase(
-        lambda: problem(
+        (
             zipf("long", 9000, 32, lookups=4.0),
             zipf("longer", 12_000, 16, lookups=2.0, exponent=0.7),
-            zipf("tiny", 10, 64, lookups=4.0),
-            topology=machine(2, 2, hbm=900 * KIB, launch_s=1e-8),
-            batch_size=32,
-            asked=constraints(tables={"long*": {"tier": "hbm", "forbid": ["column-wise"]}}),
+            TINY,
         ),
+        {"hosts": 2, "hbm": 900 * KIB, "launch_s": 1e-8},
+        in_hbm("long*"),
+        batch_size=32,
         solvers=FEW,
     ),
     "counted-slices": SolverCase(
-        lambda: problem(
-            counted("long", 9000, 32, lookups=4.0, seed=1),
-            zipf("tiny", 10, 64, lookups=4.0),
-            topology=machine(2, hbm=900 * KIB, launch_s=1e-8),
-            asked=constraints(tables={"long": {"tier": "hbm", "forbid": ["column-wise"]}}),
-        ),
+        (counted("long", 9000, 32, lookups=4.0, seed=1), TINY),
+        {"hbm": 900 * KIB, "launch_s": 1e-8},
+        in_hbm("long"),
         solvers=("greedy-cost",),
     ),
     "features": SolverCase(
-        lambda: problem(
+        (
             zipf("shared", 2500, 32, lookups=2.0, pooling=("sum", "mean", "sum")),
             zipf("unpooled", 1500, 32, lookups=5.0, coverage=0.5, pooling=("none",)),
             zipf("both", 600, 16, lookups=1.5, pooling=("none", "max")),
             counted("log", 1200, 16, lookups=1.0, seed=5),
             zipf("unread", 500, 16, pooling=()),
-            topology=machine(3, hbm=640 * KIB, launch_s=1e-8),
-            batch_size=32,
         ),
+        {"gpus": 3, "hbm": 640 * KIB, "launch_s": 1e-8},
+        batch_size=32,
         seed=4,
     ),
-    "calibrated": SolverCase(
-        lambda: problem(*mixed(), topology=machine(2, hbm=420 * KIB)), model="calibrated"
-    ),
+    "calibrated": SolverCase(MIXED, {"hbm": 420 * KIB}, model="calibrated"),
     "torchrec": SolverCase(
-        lambda: problem(
-            *mixed(),
-            zipf("wide", 700, 256, lookups=2.0),
-            topology=machine(2, hbm=700 * KIB),
-        ),
+        (*MIXED, zipf("wide", 700, 256, lookups=2.0)),
+        {"hbm": 700 * KIB},
         model="torchrec",
         steps=20,
-        solvers=("auto", "greedy-size", "greedy-cost", "beam", "dp"),
+        solvers=FIVE,
     ),
     "torchrec-prefetch": SolverCase(
-        lambda: problem(*mixed(), topology=machine(2, hbm=500 * KIB)),
+        MIXED,
+        {"hbm": 500 * KIB},
         model="torchrec-prefetch",
         steps=20,
         solvers=("greedy-cost", "dp"),
     ),
-    "infeasible": SolverCase(
-        lambda: problem(*mixed(), topology=machine(2, hbm=8 * KIB, dram=200 * KIB))
-    ),
-    "one-gpu": SolverCase(
-        lambda: problem(*mixed(), topology=machine(1, hbm=700 * KIB)), solvers=FEW
-    ),
+    "infeasible": SolverCase(MIXED, {"hbm": 8 * KIB, "dram": 200 * KIB}),
+    "one-gpu": SolverCase(MIXED, {"gpus": 1, "hbm": 700 * KIB}, solvers=FEW),
 }
 
 SOLVER_RUNS = [(case, name) for case, asked in SOLVER_CASES.items() for name in asked.solvers]

@@ -14,9 +14,7 @@ from golden_costs import random_shards, vary, write_plan
 from golden_problems import CALIBRATED
 
 from cli import main
-from placer import (
-    Plan,
-)
+from placer import Plan
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ what depends on the versions of other packages.
 """
 
 import contextlib
-import functools
 import itertools
 import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def placed(tables: Sequence[Table], shift: int = 0, how: str | None = None) -> P
         rows, half, left = table.rows, table.rows // 2, table.dim // 2
         whole = Shard(table.name, (0, rows, 1), (0, table.dim), ("gpu:0",), "hbm", "device")
         cold = replace(whole, rows=(half, rows, 1), devices=("gpu:1",), memory="dram", lookup="uva")
-        first = replace(whole, rows=(0, half, 1))
+        first, parts = replace(whole, rows=(0, half, 1)), ((0, left), (left, table.dim))
         match cut:
             case "whole":
                 shards.append(whole)
@@ -60,25 +60,16 @@ def placed(tables: Sequence[Table], shift: int = 0, how: str | None = None) -> P
             case "hot":
                 shards += [first, cold]
             case "columns":
-                shards += [
-                    replace(whole, cols=(0, left)),
-                    replace(whole, cols=(left, table.dim), devices=("gpu:1",)),
-                ]
+                shards += [replace(whole, cols=parts[i], devices=(f"gpu:{i}",)) for i in (0, 1)]
             case "grid":
-                shards += [
-                    first,
-                    replace(cold, cols=(0, left)),
-                    replace(cold, cols=(left, table.dim), devices=("gpu:0",)),
-                ]
+                shards.append(first)
+                shards += [replace(cold, cols=parts[i], devices=(f"gpu:{1 - i}",)) for i in (0, 1)]
             case "replicas":
                 shards.append(replace(whole, devices=("gpu:0", "gpu:1")))
             case "staged":
                 shards += [first, replace(cold, lookup="staged", staging_rows=half)]
             case "cached":
-                shards += [
-                    first,
-                    replace(cold, lookup="cached", cache_rows=5, staging_rows=2),
-                ]
+                shards += [first, replace(cold, lookup="cached", cache_rows=5, staging_rows=2)]
         if cut in ("hot", "grid", "staged", "cached"):
             order = sorted(range(rows), key=lambda row: (row * 37 + 11 * shift) % 101)
             hot_ids[table.name] = np.array(order[: rows // 3], np.int64)
@@ -109,6 +100,13 @@ def dyadic(shape: Sequence[int], start: int) -> Tensor:
     return ((held - 63).float() / 64).reshape(list(shape))
 
 
+def exact_weights(tables: Sequence[Table]) -> dict[str, Tensor]:
+    return {
+        table.name: dyadic((table.rows, table.dim), number).to(TORCH_DTYPES[table.dtype])
+        for number, table in enumerate(tables)
+    }
+
+
 def some_state(tables: Sequence[Table]) -> dict[str, Tensor]:
     """Optimizer state of exact numbers, which no update has made."""
     found: dict[str, Tensor] = {}
@@ -117,6 +115,8 @@ def some_state(tables: Sequence[Table]) -> dict[str, Tensor]:
             by_row = table.optimizer == "rowwise_adagrad"
             shape = (table.rows,) if by_row else (table.rows, table.dim)
             found[f"{table.name}.{name}"] = dyadic(shape, len(found)).abs()
+    if any(table.optimizer == "adam" for table in tables):
+        found["updates"] = torch.tensor(7)
     return found
 
 
@@ -167,15 +167,8 @@ def drawn_tables(backend: str) -> dict[str, Any]:
 def tables_with_state(optimizer: str, dtype: str) -> dict[str, Any]:
     """Weights and state of exact numbers."""
     tables = some_tables(optimizer, dtype)
-    weights = {
-        table.name: dyadic((table.rows, table.dim), number).to(TORCH_DTYPES[dtype])
-        for number, table in enumerate(tables)
-    }
-    model = PlacedEmbeddings(placed(tables, 2), weights=weights, backend="torch")
-    state = some_state(tables)
-    if optimizer == "adam":
-        state["updates"] = torch.tensor(7)
-    model.load_optimizer_state_dict(state)
+    model = PlacedEmbeddings(placed(tables, 2), weights=exact_weights(tables), backend="torch")
+    model.load_optimizer_state_dict(some_state(tables))
     return saved_and_again(model, PlacedEmbeddings(placed(tables, 6), seed=9, backend="torch"))
 
 
@@ -218,19 +211,10 @@ def applied_tables() -> dict[str, Any]:
 
 def checkpoint_for(tables: Sequence[Table], folder: Path) -> None:
     """Write a checkpoint of training: tables, state, dense layers of exact numbers."""
-    weights = {
-        f"{table.name}.weight": dyadic((table.rows, table.dim), number).to(
-            TORCH_DTYPES[table.dtype]
-        )
-        for number, table in enumerate(tables)
-    }
-    state = some_state(tables)
-    if any(table.optimizer == "adam" for table in tables):
-        state["updates"] = torch.tensor(7)
     tensors = {
         "dense": {"w": dyadic((3, 4), 0)},
-        "embeddings": weights,
-        "embedding_optimizer": state,
+        "embeddings": {f"{name}.weight": held for name, held in exact_weights(tables).items()},
+        "embedding_optimizer": some_state(tables),
     }
     save_checkpoint(folder, Checkpoint(Position(7, 1, 64), {"lr": 0.5, "mlp": [8, 1]}, tensors))
 
@@ -311,30 +295,24 @@ def untrained() -> dict[str, Any]:
 
 def storage() -> dict[str, Callable[[], dict[str, Any]]]:
     """What makes each kind of file, by name of the case; each runs in a folder of its own."""
-    found: dict[str, Callable[[], dict[str, Any]]] = {
-        f"drawn tables, {backend}": functools.partial(drawn_tables, backend)
-        for backend in ("torch", "tiered")
-    }
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
+    for backend in ("torch", "tiered"):
+        found[f"drawn tables, {backend}"] = partial(drawn_tables, backend)
     for optimizer, dtype in itertools.product(OPTIMIZERS, TORCH_DTYPES):
-        found[f"state of {optimizer}, {dtype}"] = functools.partial(
-            tables_with_state, optimizer, dtype
-        )
+        found[f"state of {optimizer}, {dtype}"] = partial(tables_with_state, optimizer, dtype)
     for dtype, backend in itertools.product(TORCH_DTYPES, ("torch", "tiered", "numba")):
-        found[f"steps of sgd, {dtype}, {backend}"] = functools.partial(
-            stepped_tables, dtype, backend
-        )
+        found[f"steps of sgd, {dtype}, {backend}"] = partial(stepped_tables, dtype, backend)
     for dtype in ("float16", "bfloat16"):
-        found[f"steps of sgd rounded at random, {dtype}"] = functools.partial(
-            stepped_tables, dtype, "torch", "stochastic"
-        )
+        made = partial(stepped_tables, dtype, "torch", "stochastic")
+        found[f"steps of sgd rounded at random, {dtype}"] = made
     found["a plan applied"] = applied_tables
     found["a checkpoint of training"] = training_checkpoint
     found["tables before training"] = untrained
-    found["tables of all kinds"] = functools.partial(tables_of, None, None)
+    found["tables of all kinds"] = partial(tables_of, None, None)
     for optimizer, dtype in zip(OPTIMIZERS, (*TORCH_DTYPES, "float32"), strict=True):
-        found[f"tables of {optimizer}, {dtype}"] = functools.partial(tables_of, optimizer, dtype)
+        found[f"tables of {optimizer}, {dtype}"] = partial(tables_of, optimizer, dtype)
     for how in ("all", *HOW):
-        found[f"a plan, {how}"] = functools.partial(plan_files, how)
+        found[f"a plan, {how}"] = partial(plan_files, how)
     log, items = "profile monday.tsv --dim 8", "profile items.parquet {ITEMS}"
     for name, line in {
         "vocabulary": log,
@@ -345,9 +323,9 @@ def storage() -> dict[str, Callable[[], dict[str, Any]]]:
         "parquet hashed": f"{items} --id-mapping hash --rows 64",
         "counts": "profile counts.parquet --log-format counts --samples 100000",
     }.items():
-        found[f"a profile, {name}"] = functools.partial(profile_folder, line)
+        found[f"a profile, {name}"] = partial(profile_folder, line)
     for words in ("8xh100 --hbm 8GiB", "2x4xa100-80 --dram 64GiB", "four.yaml"):
-        found[f"a machine, {words.split()[0]}"] = functools.partial(machine_file, words)
+        found[f"a machine, {words.split()[0]}"] = partial(machine_file, words)
     return found
 
 

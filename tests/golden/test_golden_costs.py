@@ -1,12 +1,7 @@
 """Costs of plans, shards and pieces are those that were recorded."""
 
 from fast_and_full import combinations
-from golden_costs import (
-    COST_PROBLEMS,
-    costs_of_plans,
-    dense_record,
-    machines_record,
-)
+from golden_costs import COST_PROBLEMS, costs_of_plans, dense_record, machines_record
 from golden_problems import MODELS
 from golden_store import assert_same, recorded
 

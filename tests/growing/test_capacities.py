@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from cli_cases import Workbench, invoke, succeed
+from cli_cases import Workbench, misuse, succeed
 from fast_and_full import fewer, is_fast, mostly_slow
 from growing_cases import click_samples
 from hypothesis import given
@@ -127,15 +127,11 @@ def test_all_memory_beside_the_other_tables_is_for_rows(gpus: int) -> None:
     chosen = choose_capacities(problem, list(CURVES), Roofline())
     assert solve(chosen, "greedy-cost").plan is not None
     assert min(how.capacity for how in chosen.growing.values()) > 100
-    more = {
-        name: replace(how, capacity=how.capacity * 11 // 10) for name, how in chosen.growing.items()
-    }
+    hows = chosen.growing.items()
+    more = {name: replace(how, capacity=how.capacity * 11 // 10) for name, how in hows}
     assert solve(replace(problem, growing=more), "greedy-cost").plan is None
-    roomy = choose_capacities(_problem(1 << 30, gpus), list(CURVES), Roofline())
-    assert {name: how.capacity for name, how in roomy.growing.items()} == {
-        "item": 4000,
-        "user": 9000,
-    }
+    roomy = choose_capacities(_problem(1 << 30, gpus), list(CURVES), Roofline()).growing
+    assert roomy == {"item": Growing(4000), "user": Growing(9000)}
     # Problems whose capacities are written down are the same.
     assert Problem(_profile(), problem.topology, 64, growing=chosen.growing).sha256 == chosen.sha256
 
@@ -144,9 +140,7 @@ def test_a_price_weighs_misses_against_time() -> None:
     problem, model = _problem(1 << 30), Roofline()
 
     def costs(one: Problem) -> tuple[float, float]:
-        step_s = solve(one, "greedy-cost").step_time_s
-        assert step_s is not None
-        return step_s, _missed(one)
+        return solve(one, "greedy-cost").step_time_s, _missed(one)
 
     most = fewer(4, 2)
     capacities = itertools.product((1, 1000, 400, 4000)[:most], (1, 500, 50, 9000)[:most])
@@ -178,9 +172,8 @@ def test_without_a_hit_there_is_nothing_to_choose_by() -> None:
     profile = Profile((new,), 1000, "test")
     growing, auto = growing_of(profile, ["item"])
     problem = Problem(profile, Topology.parse("1xh100"), 64, growing=growing)
-    with pytest.raises(
-        ProblemError, match="'item': all of its lookups in the log read an id for the"
-    ):
+    words = "'item': all of its lookups in the log read an id for the"
+    with pytest.raises(ProblemError, match=words):
         choose_capacities(problem, auto, Roofline())
 
 
@@ -221,13 +214,9 @@ def test_the_command_chooses(workbench: Workbench, tmp_path: Path) -> None:
     sparse = ("--label", "label", "--sparse", "item,city")
     succeed("profile", log, *sparse, "--window", "100", "--dim", "4", "-o", profile)
     command = ("plan", *workbench.machine(), "--profile", profile, "--solver", "greedy-cost")
-    answer = invoke(
-        *command, "--growing", "item:admit=2,city", "--miss-price", "1s", "-o", tmp_path / "p.json"
-    )
-    assert answer.exit_code == 0, answer.output
+    price = "--miss-price", "1s"
+    answer = succeed(*command, "--growing", "item:admit=2,city", *price, "-o", tmp_path / "p.json")
     plan = Plan.load(tmp_path / "p.json")
     assert (plan.growing["item"].admission, plan.growing["city"].admission) == (2, 1)
     assert f"item grows: a row for each of {plan.growing['item'].capacity:,} key" in answer.stderr
-    answer = invoke(*command, "--growing", "item=9", "--miss-price", "1s")
-    assert answer.exit_code == 2
-    assert "--growing TABLE=auto" in answer.stderr
+    assert "--growing TABLE=auto" in misuse(*command, "--growing", "item=9", *price)

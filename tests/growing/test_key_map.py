@@ -28,6 +28,13 @@ class _Row:
     reads: int = 0
 
 
+def loaded(growing: Growing, state: dict[str, Int], part: int = 0, parts: int = 1) -> KeyMap:
+    """A map of those options that goes on from a state."""
+    keys = KeyMap(growing, part, parts)
+    keys.load_state(state)
+    return keys
+
+
 class SlowKeyMap:
     """What `KeyMap` promises, in the most obvious way."""
 
@@ -72,9 +79,8 @@ class SlowKeyMap:
     def _evict(self, kept: int) -> None:
         seen: list[tuple[int, int, int]] = []
         for looked_at in range(self.used):
-            if seen and (
-                looked_at >= _WINDOW or (self.growing.eviction == "lfu" and seen[-1][0] == 0)
-            ):
+            is_unread = self.growing.eviction == "lfu" and seen and seen[-1][0] == 0
+            if is_unread or (seen and looked_at >= _WINDOW):
                 break
             self.hand = self.hand % self.used + 1
             known = self.rows[self.hand]
@@ -189,8 +195,7 @@ def test_large_batches_are_read_key_by_key(kind: str, capacity: int, eviction: E
         assert fast.read(keys, 0).rows.tolist() == slow.read(keys.tolist(), 0)
         assert fast.find(pool).tolist() == [slow.row_of().get(key, 0) for key in pool.tolist()]
     assert fast.counts.evicted > 0
-    again = KeyMap(growing)
-    again.load_state(fast.state())
+    again = loaded(growing, fast.state())
     assert again.find(pool).tolist() == fast.find(pool).tolist()
 
 
@@ -213,10 +218,8 @@ print((held() - before) / how.nbytes)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells what a process has")
 def test_a_process_takes_what_the_options_say() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) == pytest.approx(1, abs=0.05)
+    printed = subprocess.check_output([sys.executable, "-c", _MEMORY], text=True)
+    assert float(printed) == pytest.approx(1, abs=0.05)
 
 
 @given(
@@ -257,27 +260,20 @@ def test_steps_that_come_again_find_what_they_got(
     steps = [random.zipf(1.3, random.integers(0, 80)).clip(max=99) for _ in range(60)]
     keys = KeyMap(Growing(37, admission, ttl=9))
     given = [keys.read(step, 2).rows for step in steps[:30]]
-    whole = KeyMap(keys.growing)
-    whole.load_state(keys.state())
+    whole = loaded(keys.growing, keys.state())
     if is_given_up:
         keys.give_up(ahead)
     else:
-        state = keys.state(ahead)
-        keys = KeyMap(keys.growing)
-        keys.load_state(state)
+        keys = loaded(keys.growing, keys.state(ahead))
     for number in range(30 - ahead, 30):
         step = keys.read(steps[number], 2)
         assert step.rows.tolist() == given[number].tolist()
         assert not step.reused.size
         if number == 28:  # Saved once more, when one step has come again and another has not.
-            state = keys.state(1)
-            keys = KeyMap(keys.growing)
-            keys.load_state(state)
+            keys = loaded(keys.growing, keys.state(1))
             assert keys.read(steps[number], 2).rows.tolist() == given[number].tolist()
-    for number in range(30, 60):
-        assert (
-            keys.read(steps[number], 2).rows.tolist() == whole.read(steps[number], 2).rows.tolist()
-        )
+    for step in steps[30:]:
+        assert keys.read(step, 2).rows.tolist() == whole.read(step, 2).rows.tolist()
     assert keys.counts == whole.counts
 
 
@@ -296,8 +292,7 @@ def test_maps_know_whether_the_steps_come_again_that_others_have_saved(
     joined = {name: np.concatenate([state[name] for state in states]) for name in states[0]}
     admitted = 0
     for part in range(after):
-        own = KeyMap(growing, part, after)
-        own.load_state(joined)
+        own = loaded(growing, joined, part, after)
         step = own.read(read[parts_of(read, after) == part], digest=digest_of(read))
         assert step.rows.all()
         admitted += own.counts.admitted
@@ -310,10 +305,8 @@ def test_keys_that_wait_are_not_counted_anew_by_other_maps(before: int, after: i
     maps = [KeyMap(growing, part, before) for part in range(before)]
     for _ in range(2):
         assert not _read(maps, keys).any()
-    others = [KeyMap(growing, part, after) for part in range(after)]
     state = _joined(maps)
-    for own in others:
-        own.load_state(state)
+    others = [loaded(growing, state, part, after) for part in range(after)]
     assert not _read(others, keys + 1).any()  # Others are not taken for them.
     assert (_read(others, keys) > 0).mean() > 0.95  # Some have a cell that was halved.
 
@@ -383,17 +376,14 @@ def test_maps_of_parts_go_on_as_one_or_as_many(
     for _ in range(12):
         _read(maps, random.integers(0, drawn, 30))
     state, rows = _joined(maps), _rows_of(maps)
-    same = [KeyMap(growing, part, before) for part in range(before)]
-    others = [KeyMap(growing, part, after) for part in range(after)]
-    for own in (*same, *others):
-        own.load_state(state)
+    same = [loaded(growing, state, part, before) for part in range(before)]
+    others = [loaded(growing, state, part, after) for part in range(after)]
     assert _rows_of(same) == _rows_of(others) == rows
     keys = np.array(list(rows), np.int64)
     parts = parts_of(keys, after)
     for part, own in enumerate(others):
-        assert own.find(keys[parts == part]).tolist() == [
-            rows[key] for key in keys[parts == part].tolist()
-        ]
+        mine = keys[parts == part]
+        assert own.find(mine).tolist() == [rows[key] for key in mine.tolist()]
     total = [KeyCounts(*np.sum([own.counts for own in each], 0)) for each in (maps, same, others)]
     assert total[0] == total[1] == total[2]
     for _ in range(12):
@@ -463,9 +453,9 @@ def test_a_state_of_another_capacity_or_admission_is_refused(other: Growing) -> 
 
 
 def test_a_larger_map_goes_on_with_the_keys_of_a_smaller_one() -> None:
-    small, large = KeyMap(Growing(10)), KeyMap(Growing(20))
+    small = KeyMap(Growing(10))
     small.read(np.arange(10))
-    large.load_state(small.state())
+    large = loaded(Growing(20), small.state())
     assert large.read(np.arange(15)).rows.tolist() == list(range(1, 16))
 
 
@@ -488,22 +478,17 @@ def test_a_state_whose_numbers_lead_nowhere_is_refused() -> None:
     rows[1:, 0] = 2**40  # Keys, and the links of free rows.
     twice, beyond = state["rows"].copy(), state["rows"].copy()
     twice[:, 2], beyond[0, 2] = 1, 11
-    for damaged in (
-        {"counts": np.full_like(counts, 2**40)},
-        {"rows": rows},
-        {"rows": twice},
-        {"rows": beyond},
-    ):
+    damages = [{"rows": one} for one in (rows, twice, beyond)]
+    for damaged in ({"counts": np.full_like(counts, 2**40)}, *damages):
         with pytest.raises(CheckpointError, match="saved keys"):
             keys.load_state({**state, **damaged})
 
 
 def test_a_map_whose_last_row_is_free_goes_on() -> None:
-    one, other = (KeyMap(Growing(2, ttl=1)) for _ in "12")
+    one = KeyMap(Growing(2, ttl=1))
     for key in (1, 2, 1, 1, 1):
         one.read(np.array([key]))
-    other.load_state(one.state())
-    assert other.read(np.array([1, 3])).rows.tolist() == [1, 2]
+    assert loaded(one.growing, one.state()).read(np.array([1, 3])).rows.tolist() == [1, 2]
 
 
 def test_keys_that_wait_are_held_for_the_open_steps_alone() -> None:
@@ -521,20 +506,13 @@ def test_memory_is_what_the_options_say() -> None:
         assert held == growing.nbytes
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"capacity": 0}, "capacity 0"),
-        ({"capacity": 2**31}, "capacity 2147483648"),
-        ({"capacity": 5, "admission": 0}, "admission 0"),
-        ({"capacity": 5, "admission": 256}, "admission 256"),
-        ({"capacity": 5, "ttl": -1}, "ttl -1"),
-        ({"capacity": 5, "eviction": "fifo"}, "eviction 'fifo'"),
-    ],
-)
-def test_options_out_of_range_are_named(options: dict[str, object], named: str) -> None:
-    with pytest.raises(PlanMismatchError, match=named):
-        Growing(**options)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("name", "value"), [
+    ("capacity", 0), ("capacity", 2**31), ("admission", 0), ("admission", 256), ("ttl", -1),
+    ("eviction", "fifo"),
+])  # fmt: skip
+def test_options_out_of_range_are_named(name: str, value: object) -> None:
+    with pytest.raises(PlanMismatchError, match=f"{name} {value!r}"):
+        Growing(**{"capacity": 5, name: value})  # type: ignore[arg-type]
 
 
 def test_what_to_install_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from checkpoint_cases import load
 from cli_cases import succeed
+from executor_cases import assert_same_bits
 from fast_and_full import mostly_slow
 from growing_cases import CONFIG, HOW, growing_log, growing_plan
 from hypothesis import given
@@ -144,6 +145,13 @@ def _plan(capacity: int, optimizer: OptimizerName = "adagrad", how: Growing = HO
     return replace(plan, tables=tables)
 
 
+def _saved(plans: list[Plan], folder: Path) -> tuple[Path, Path]:
+    files = folder / "a.json", folder / "b.json"
+    for plan, file in zip(plans, files, strict=True):
+        plan.save(file)
+    return files
+
+
 def _by_key(saved: Checkpoint, plan: Plan, table: str) -> dict[int, list[torch.Tensor]]:
     """What each key has learned: its weights and optimizer state."""
     keys, rows = keys_of(saved, table, plan.growing[table]).live()
@@ -172,9 +180,7 @@ def test_a_larger_table_trains_to_the_same_bits(optimizer: OptimizerName, tmp_pa
     config = replace(CONFIG, holdout_every=0)
     plans = [_plan(capacity, optimizer, how) for capacity in (400, 700)]
     logs = [growing_log(how=plan.growing["item"]) for plan in plans]
-    for plan, name in zip(plans, "ab", strict=True):
-        plan.save(tmp_path / f"{name}.json")
-    files = tmp_path / "a.json", tmp_path / "b.json"
+    files = _saved(plans, tmp_path)
     first = CheckpointPolicy(tmp_path / "first", keep=1)
     known = train(plans[0], logs[0], replace(config, epochs=1), checkpoints=first)
     assert known.keys["item"].evicted == 0
@@ -191,8 +197,7 @@ def test_a_larger_table_trains_to_the_same_bits(optimizer: OptimizerName, tmp_pa
     assert losses[0] == losses[1]
     one, other = (load(folder) for folder in folders)
     for group in ("dense", "random"):
-        for name, tensor in one.tensors[group].items():
-            assert torch.equal(tensor, other.tensors[group][name])
+        assert_same_bits(one.tensors[group], other.tensors[group])
     for table in ("item", "tag"):
         _assert_same(_by_key(one, plans[0], table), _by_key(other, plans[1], table))
 
@@ -226,13 +231,12 @@ def resume(folder: Path, capacity: int) -> None:
 @pytest.mark.parametrize("capacity", [25, 90])
 def test_a_killed_run_of_a_resized_table_resumes_bit_equal(capacity: int, tmp_path: Path) -> None:
     plans = [_plan(one, "adam") for one in (60, capacity)]
-    for plan, name in zip(plans, "ab", strict=True):
-        plan.save(tmp_path / f"{name}.json")
+    files = _saved(plans, tmp_path)
     policy = CheckpointPolicy(tmp_path / "first", every_steps=9, keep=1)
     config = replace(CONFIG, optimizer="adam", max_steps=13)
     train(plans[0], growing_log(), config, checkpoints=policy)
-    made = succeed("grow", tmp_path / "a.json", tmp_path / "b.json", "--checkpoint",
-                   tmp_path / "first", "-o", tmp_path / "whole", "--format", "json")  # fmt: skip
+    made = succeed("grow", *files, "--checkpoint", tmp_path / "first",
+                   "-o", tmp_path / "whole", "--format", "json")  # fmt: skip
     assert '"dropped_rows": ' in made.stdout
     before, after = load(tmp_path / "first"), load(tmp_path / "whole")
     for table in ("item", "tag"):
@@ -249,8 +253,7 @@ def test_a_killed_run_of_a_resized_table_resumes_bit_equal(capacity: int, tmp_pa
     resume(tmp_path / "parts", capacity)
     one, other = load(tmp_path / "whole"), load(tmp_path / "parts")
     for group, tensors in one.tensors.items():
-        for name, tensor in tensors.items():
-            assert torch.equal(tensor, other.tensors[group][name]), name
+        assert_same_bits(tensors, other.tensors[group])
 
 
 def test_what_cannot_be_resized_is_named(tmp_path: Path) -> None:

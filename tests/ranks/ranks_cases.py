@@ -241,7 +241,6 @@ def weighted_bags(rank: int, world: int, plan: Plan) -> None:
         batches = batches_of(plan.tables, world, step, weighted=True)
         whole = joined(batches, features)
         for batch in (*batches, whole):
-            assert batch.weights is not None
             batch.weights.requires_grad_()
         _, gradients = train_step(model, rank, batches, step)
         found = reference(whole)
@@ -267,11 +266,9 @@ def passes_refused(rank: int, world: int, plan: Plan, is_alone: bool = False) ->
     """A second pass through one lookup, and one whose rows others have updated; then it goes on."""
     model = placed(plan) if is_alone else sharded(plan)
     batch = random_batch(plan.tables, seed=rank, weighted=True)
-    assert batch.weights is not None
 
     def loss() -> Tensor:
-        total: Tensor = sum(output.sum() for output in model(batch).values())
-        return total
+        return sum(output.sum() for output in model(batch).values())
 
     once = loss()
     once.backward(retain_graph=True)

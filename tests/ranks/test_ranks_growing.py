@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from executor_cases import contents, plan_of
+from executor_cases import assert_same_bits, contents, plan_of, take_over
 from fast_and_full import fewer, is_fast, mostly_slow, some
 from ranks_cases import batches_of, close, every_placement, sharded, table_with, train_step
 from ranks_launcher import Job, Outcomes, run
@@ -120,8 +120,7 @@ def growing_of(plan: Plan, how: Growing) -> dict[str, Growing]:
 
 def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
     """What the first one has, the other one has."""
-    for key, value in one.items():
-        assert torch.equal(value, other[key]), key
+    assert_same_bits(one, other)
 
 
 def like_a_vocabulary(rank: int, world: int, optimizer: str) -> None:
@@ -244,8 +243,7 @@ def other_batches(rank: int, world: int, how: Growing) -> None:
         torch.autograd.backward([output.square().sum() for output in outputs.values()])
         if step == 2:
             break
-    second.load_state_dict(first.state_dict())
-    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    take_over(second, first)
     admitted = [counts.admitted for counts in first.key_counts().values()]
     for step in range(5, 9):
         others = key_batches(plan, world, step, keys)
@@ -269,8 +267,7 @@ def saved(rank: int, world: int, how: Growing) -> tuple[dict[str, Tensor], list[
         train_step(first, rank, key_batches(plan, world, step, keys), step)
     state = contents(first)
     counts = list(first.key_counts().values())
-    second.load_state_dict(first.state_dict())
-    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    take_over(second, first)
     for step in range(half, 2 * half):
         batches = key_batches(plan, world, step, keys)
         mine, _ = train_step(first, rank, batches, step)
@@ -297,8 +294,7 @@ def loaded(
     )
     assert list(model.key_counts().values()) == counts
     alone = PlacedEmbeddings(plan, growing=grows, lr=0.1, eps=1e-6, seed=8, backend="torch")
-    alone.load_state_dict(model.state_dict())
-    alone.load_optimizer_state_dict(model.optimizer_state_dict())
+    take_over(alone, model)
     live = {name: model.live_keys(name) for name in grows}
     for name, (keys, rows) in live.items():
         assert all(map(torch.equal, alone.live_keys(name), (keys, rows)))
@@ -312,8 +308,7 @@ def loaded(
     for name, output in outputs.items():
         close(output, theirs[name], f"feature {name!r}")
     again, keys = sharded(plan, growing=grows, seed=8), keys_of(240, world)
-    again.load_state_dict(model.state_dict())
-    again.load_optimizer_state_dict(model.optimizer_state_dict())
+    take_over(again, model)
     for step in range(STEPS):
         batches = key_batches(plan, world, step, keys)
         for each in (model, again):
@@ -406,8 +401,7 @@ def dropped(rank: int, world: int) -> None:
 
     def look_up(step: int) -> Tensor:
         keys = by_part[:, step].reshape(-1), None, None
-        output: Tensor = model(BagBatch.from_features({"t.sum": keys}, ["t.sum"]))["t.sum"]
-        return output
+        return model(BagBatch.from_features({"t.sum": keys}, ["t.sum"]))["t.sum"]
 
     def has_rows(step: int) -> bool:
         return bool(torch.isin(by_part[:, step], model.live_keys("t")[0]).all())

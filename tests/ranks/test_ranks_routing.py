@@ -13,12 +13,7 @@ from ranks_cases import large_plan, table_with
 from simulated_ranks import ids_of
 
 from placer.errors import PlanMismatchError
-from placer.executor.distributed.channels import (
-    Survey,
-    all_channels,
-    channels_of,
-    local_plan,
-)
+from placer.executor.distributed.channels import Survey, all_channels, channels_of, local_plan
 from placer.executor.distributed.division import (
     Target,
     divide,

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from executor_cases import EPS, LR, contents, machine, plan_of, random_batch, shard
+from executor_cases import (
+    EPS,
+    LR,
+    assert_same_bits,
+    contents,
+    machine,
+    plan_of,
+    random_batch,
+    shard,
+    take_over,
+)
 from fast_and_full import some
 from ranks_cases import (
     batches_of,
@@ -115,10 +125,8 @@ def ahead_or_not(rank: int, world: int, plan: Plan) -> None:
             backward(model(batch))
         found.append(contents(model))
         model.close()
-    for name, value in found[0].items():
-        assert torch.equal(value, found[1][name]), name
-    for name, value in PlacedEmbeddings(plan, seed=3).state_dict().items():
-        assert torch.equal(start[name], value), name
+    assert_same_bits(found[0], found[1])
+    assert_same_bits(PlacedEmbeddings(plan, seed=3).state_dict(), start)
 
 
 def other_settings(rank: int, world: int, plan: Plan) -> None:
@@ -181,8 +189,7 @@ def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> N
         if by_folder:
             load_model(folder / "alone", model)
         else:
-            model.load_state_dict(alone.state_dict())
-            model.load_optimizer_state_dict(alone.optimizer_state_dict())
+            take_over(model, alone)
         equal(contents(model), kept)
         found = contents(trained(model, rank, trainers, range(4, 6)))
         model.close()
@@ -194,8 +201,7 @@ def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> N
 
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     assert one.keys() == other.keys()
-    for name, value in one.items():
-        assert torch.equal(other[name], value), name
+    assert_same_bits(one, other)
 
 
 def growing(rank: int, world: int, plan: Plan) -> None:
@@ -217,8 +223,7 @@ def growing(rank: int, world: int, plan: Plan) -> None:
         assert counts.evicted > 0
         found.append(contents(model))
         model.close()
-    for name, value in found[0].items():
-        assert torch.equal(found[1][name], value), name
+    assert_same_bits(found[0], found[1])
     rows = found[0][f"{table.name}.weight"]
     assert rows.isfinite().all()
 

@@ -108,7 +108,6 @@ def test_replicas_send_the_bytes_of_the_cost_model() -> None:
     again, steps = executed(plan, same)
     (everywhere,) = (t for t in again.survey.targets if t.replicated)
     bounds = same[0].bounds
-    assert bounds is not None
     ids = same[0].ids[bounds[0] : bounds[1]].unique()
     hot = np.isin(ids.numpy(), plan.hot_ids[everywhere.table.name]).sum()
     assert hot

@@ -6,7 +6,16 @@ from itertools import product
 
 import pytest
 import torch
-from executor_cases import EPS, LR, machine, plan_of, random_batch, shard
+from executor_cases import (
+    EPS,
+    LR,
+    assert_same_bits,
+    machine,
+    plan_of,
+    random_batch,
+    shard,
+    take_over,
+)
 from fast_and_full import is_fast, mostly_slow, some
 from plan_cases import with_drives
 from ranks_cases import (
@@ -26,12 +35,7 @@ from ranks_cases import (
 from ranks_launcher import Job, Outcomes, run
 
 from placer.errors import BackendError, DataError, PlanMismatchError
-from placer.executor import (
-    BagBatch,
-    PlacedEmbeddings,
-    look_ahead,
-    make_embeddings,
-)
+from placer.executor import BagBatch, PlacedEmbeddings, look_ahead, make_embeddings
 from placer.executor.distributed.collectives import Communicator, exchange_as
 from placer.plan.plan import Plan
 from placer.tables import OPTIMIZERS, Feature, Table
@@ -52,10 +56,10 @@ def repeats(rank: int, world: int, plan: Plan) -> None:
             torch.autograd.backward([output.square().sum() for output in outputs.values()])
         results.append({**model.state_dict(), **model.optimizer_state_dict()})
         model.close()
-    assert all(torch.equal(results[1][key], value) for key, value in results[0].items())
+    assert_same_bits(results[0], results[1])
     alone = PlacedEmbeddings(plan, seed=3).state_dict()
     assert start.keys() == alone.keys()
-    assert all(torch.equal(start[key], value) for key, value in alone.items())
+    assert_same_bits(alone, start)
 
 
 def tiers(rank: int, world: int, plan: Plan) -> tuple[int, float]:
@@ -71,7 +75,6 @@ def tiers(rank: int, world: int, plan: Plan) -> tuple[int, float]:
         close(found[key], value, key)
     rates = tiered.hit_rates()
     assert flat.hit_rates() is None
-    assert rates is not None
     return rates.lookups, rates.hbm_hit_rate
 
 
@@ -171,7 +174,7 @@ def bad_batches(rank: int, world: int, plan: Plan) -> str:
         model(good)
     with torch.no_grad():
         model(good)
-    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert_same_bits(model.state_dict(), before)
     outputs = model(good)
     torch.autograd.backward([output.sum() for output in outputs.values()])
     return str(error.value)
@@ -198,8 +201,7 @@ def changed_plans(rank: int, world: int, optimizer: str) -> None:
         train_step(first, rank, batch(step), step)
     for step in range(6):
         train_step(uninterrupted, rank, batch(step), step)
-    second.load_state_dict(first.state_dict())
-    second.load_optimizer_state_dict(first.optimizer_state_dict())
+    take_over(second, first)
     features = sum(len(table.features) for table in tables)
     for step in range(2, 4):
         whole = joined(batch(step), features)
@@ -207,8 +209,7 @@ def changed_plans(rank: int, world: int, optimizer: str) -> None:
         generator = torch.Generator().manual_seed(step)
         gradients = [torch.randn(output.shape, generator=generator) for output in outputs.values()]
         torch.autograd.backward(list(outputs.values()), [g / world for g in gradients])
-    third.load_state_dict(second.state_dict())
-    third.load_optimizer_state_dict(second.optimizer_state_dict())
+    take_over(third, second)
     for step in range(4, 6):
         train_step(third, rank, batch(step), step)
     expected = {**uninterrupted.state_dict(), **uninterrupted.optimizer_state_dict()}
@@ -451,7 +452,7 @@ def test_one_rank_is_one_process() -> None:
         torch.autograd.backward([output.sum() for output in outputs.values()])
     one, other = torch.nn.Sequential(model).state_dict(), torch.nn.Sequential(alone).state_dict()
     assert one.keys() == other.keys()
-    assert all(torch.equal(one[key], value) for key, value in other.items())
+    assert_same_bits(other, one)
     state = alone.optimizer_state_dict()
-    assert all(torch.equal(state[key], t) for key, t in model.optimizer_state_dict().items())
+    assert_same_bits(model.optimizer_state_dict(), state)
     assert not model.comm_stats()

@@ -36,8 +36,7 @@ class Model(nn.Module):
 
     def forward(self, item: Tensor, pages: Tensor) -> Tensor:
         """Logits, shape (batch,)."""
-        logits: Tensor = self.out(torch.cat([self.item(item), self.pages(pages)], 1)).squeeze(1)
-        return logits
+        return self.out(torch.cat([self.item(item), self.pages(pages)], 1)).squeeze(1)
 
 
 def samples() -> tuple[Tensor, Tensor, Tensor]:
