@@ -64,7 +64,7 @@ class Auto(StagedStrategy):
             return {"candidates": choose}
         p = self.params
         share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
-        if instance.lacks_dram and not instance.servers:  # The proof and annealing both take long.
+        if instance.lacks_dram:  # The proof and annealing both take long.
             share = (share + p.annealing_share) / 2
         # With servers, too, the proof takes even longer.
         proof_share = (
