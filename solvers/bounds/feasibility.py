@@ -12,7 +12,7 @@ from placer.problem import Problem
 from placer.profile.table_profile import TableProfile
 from placer.tables import ColdDType
 from placer.topology.devices import Gpu, Host
-from placer.units import format_bytes, listed
+from placer.units import counted, format_bytes, listed
 from solvers.model.instance import Instance, ShardingOption
 from solvers.result import Termination
 
@@ -51,10 +51,9 @@ def impossible(instance: Instance) -> Termination | None:
             ruled = ", or relax constraints"
         return _infeasible(
             Shortage("all GPUs", "hbm", short, "buffers of staged rows and exchanges"),
-            f"even with {what} of a step of "
-            f"{instance.problem.batch_size} samples per GPU take {format_bytes(least_hbm)} of HBM; "
-            f"the GPUs have {format_bytes(hbm)} together, {_LEFT}. Lower --batch-size or raise "
-            f"--hbm{ruled}",
+            f"even with {what} of a step of {counted(instance.problem.batch_size, 'sample')} per "
+            f"GPU take {format_bytes(least_hbm)} of HBM; the GPUs have {format_bytes(hbm)} "
+            f"together, {_LEFT}. Lower --batch-size or raise --hbm{ruled}",
         )
     least = math.fsum(need for _, need in needs)
     if least > hbm + dram:

@@ -98,7 +98,7 @@ def compare_step(profile: Profile, folder: Path, limits: Limits) -> Problem:
     print(
         f"The tables and their optimizer state take {format_bytes(profile.total_bytes)}; "
         f"the {len(gpus)} GPUs get {format_bytes(gpus[0].memory_bytes)} each, with the buffers "
-        f"of a step of {problem.global_batch_size} samples."
+        f"of a step of {problem.global_batch_size:,} samples."
     )
     with progress_bar("solvers") as update:
         rows = compare(problem, limits=limits, on_solved=update)
