@@ -77,8 +77,8 @@ _IDLE_RUNS = 6
 
 _RESTARTS_SHARE, _LEAST_RESTARTS, _RESTART_STEPS = 0.8, 2, 3000
 """Share of the time for restarts, their least number for each thread, and the steps of each of
-their runs for each table and GPU. On DCNv2 with servers, drives and int8, seven of ten restarts of
-this length ended within 2% of the best known plan, five of ten of half or twice the length."""
+their runs for each table and GPU. On DCNv2 with servers, drives and int8, restarts of half or twice
+this length end at slower plans more often."""
 
 
 def anneal(
@@ -134,7 +134,7 @@ class _Annealing:
         return steps // SLOWER
 
     def restarted(self, best: Assignment, start: Assignment, target_s: float) -> Assignment:
-        """Anneal from `start` again and again, each thread by itself; return the best of all."""
+        """Anneal from `start` several times, each thread on its own; return the best of all."""
         clock, heats = self._clock.part(_RESTARTS_SHARE), _HEATS[:-1]
         instance = self._problem.instance
         steps = _RESTART_STEPS * (instance.tables + instance.gpus) // SLOWER
