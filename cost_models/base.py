@@ -36,6 +36,8 @@ class ColdHome(NamedTuple):
     `drive_share` of each shard's rows, the coldest, are on the host's drive unless they are in HBM.
     With `ANY_SHARE`, solvers choose a share for each shard. An empty `dtype` is the table's own.
 
+    Examples
+    --------
     >>> ColdHome(0.75).first_on_drive(1000)
     250
     """
@@ -62,6 +64,8 @@ class ShardingOption(NamedTuple):
     is how rows in DRAM are read: ``cached`` shards have all rows there and a cache in HBM. `home`
     is where cold rows lie; only ``staged`` rows may have another home than `IN_DRAM`.
 
+    Examples
+    --------
     >>> option = ShardingOption(row_slices=2, column_widths=(64, 64))
     >>> option.shard_count
     4
@@ -87,6 +91,8 @@ WHOLE_TABLE = ShardingOption()
 class TableShard(NamedTuple):
     """A shard of table number `table`: one row slice and one column slice of a sharding option.
 
+    Examples
+    --------
     >>> option = ShardingOption(row_slices=2, column_widths=(64, 64))
     >>> shard = TableShard(0, option, row_slice=1, column_slice=0)
     >>> shard.rows(1000), shard.columns(128)

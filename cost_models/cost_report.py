@@ -81,6 +81,8 @@ class CostReport:
     layers in the first chain; None for embeddings alone. `tables` has the tables with shards; their
     `gpu_s` add up to `GpuCost.total_s` of all GPUs.
 
+    Examples
+    --------
     >>> fast = GpuCost("gpu:0", hbm_s=0.002, link_s=0.0, communication_s=0.001, launch_s=0.0)
     >>> slow = GpuCost("gpu:1", hbm_s=0.001, link_s=0.004, communication_s=0.001, launch_s=0.0)
     >>> report = CostReport("roofline", (fast, slow), (), {}, hbm_lookup_share=0.9)
@@ -114,6 +116,8 @@ class CostReport:
         `scale`, mapping of part to float, or float64 of shape (GPUs,): factors for the parts of
         GPUs' times. `dram`, `dense`: factors for the times of hosts' memory and of dense layers.
 
+        Examples
+        --------
         >>> gpu = GpuCost("gpu:0", hbm_s=0.5, link_s=0.25, communication_s=0.0, launch_s=0.25)
         >>> report = CostReport("roofline", (gpu,), (), {}, hbm_lookup_share=0.9)
         >>> report.step_time_if({"hbm": 0.5})

@@ -27,6 +27,8 @@ def cost_model(name: str) -> "CostModel":
     Raises PlacerError if no model has this name (the message lists valid names), or its file is
     damaged.
 
+    Examples
+    --------
     >>> cost_model("roofline").name
     'roofline'
     """

@@ -103,6 +103,8 @@ EXECUTOR = RooflineConstants(
 class Roofline(StepEquation):
     """A cost model of bytes over bandwidths, as above; see `cost_models.CostModel`.
 
+    Examples
+    --------
     >>> from cost_models import TableShard
     >>> from placer import AccessCdf, Feature, Profile, Table, TableProfile, Topology
     >>> table = Table("ads", rows=100_000, dim=64, features=(Feature("ad"),))

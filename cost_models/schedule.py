@@ -49,6 +49,8 @@ class Schedule:
     seconds of each chain that no plan changes. `shared` lanes are in the order of the phases that
     they delay.
 
+    Examples
+    --------
     >>> schedule = Schedule(("lookup", "exchange"), ((0, 1),))
     >>> schedule.step_time_s(np.array([[0.002, 0.001], [0.001, 0.003]]))
     0.005

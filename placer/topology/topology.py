@@ -36,6 +36,8 @@ class Topology(TopologyFields):
     Raises TopologyError if a link or GPU names a missing device, a GPU has no link to its host's
     memory, a host has no link to hosts without GPUs, or a bandwidth is not positive.
 
+    Examples
+    --------
     >>> topology = Topology.parse("2x8xh100", hbm="8GiB")
     >>> len(topology.gpus), len(topology.hosts), topology.gpus[0].memory_bytes
     (16, 2, 8589934592)
@@ -106,6 +108,8 @@ class Topology(TopologyFields):
     def servers(self) -> tuple[Host, ...]:
         """Hosts without GPUs. Their CPUs pool rows in their memory and send the sums.
 
+        Examples
+        --------
         >>> [host.id for host in Topology.parse("2x8xh100+2xcpu").servers]
         ['host:2', 'host:3']
         """
@@ -136,6 +140,8 @@ class Topology(TopologyFields):
     def kind_of_gpu(self) -> tuple[int, ...]:
         """Number of the kind of each device in `serving`. Devices of one kind are equally fast.
 
+        Examples
+        --------
         >>> Topology.parse("2xh100").kind_of_gpu
         (0, 0)
         """
