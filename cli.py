@@ -554,8 +554,7 @@ def verify(
     meets = "" if constraints_path is None else f"; it meets {constraints_path}"
     report.print_violations(broken, loaded, f"{path} is sound", meets, output)
     if seal and broken:
-        found = counted(len(broken), "violation")
-        report.print_stderr(f"placer: {path} was not sealed, because of {found}", "red")
+        report.print_stderr(f"placer: {path} was not sealed, as it is not sound", "red")
     if broken:
         sys.exit(1)
 

@@ -245,7 +245,8 @@ def test_a_killed_run_of_a_resized_table_resumes_bit_equal(capacity: int, tmp_pa
         _assert_same(now, {key: was[key] for key in now})
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     resume(tmp_path / "whole", capacity)
-    folders = [str(path) for path in (Path(__file__).parents[1], Path(__file__).parent)]
+    here = Path(__file__).parent
+    folders = [str(path) for path in (here.parent, here.parent / "executor", here)]
     command = [sys.executable, "-c", _KILLED, tmp_path / "parts", str(capacity), *folders]
     killed = subprocess.run(command, env=os.environ, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
