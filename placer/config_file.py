@@ -32,7 +32,7 @@ _FORMS = {
     "list_type": "it must be a list, in [ ]",
     "model_type": "it must map fields to values, in { }",
 }
-"""What is said of a value that is no collection of values, by pydantic's error."""
+"""What a value must be, by the type of pydantic's error."""
 
 _FastLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 

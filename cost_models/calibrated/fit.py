@@ -142,7 +142,7 @@ def calibrate(dataset: Dataset, clock: Clock = "wall") -> Calibration:
 def noise_of(dataset: Dataset, clock: Clock = "wall") -> Noise:
     """Return how the machine's speed varied during the measurements, as this clock shows it."""
     measured = [one.measured for one in dataset.measurements]
-    # The case that is measured again and again.
+    # This case is measured several times in a session.
     reference = (one for one in dataset.measurements if one.case.kind == "reference")
     again = [step_s(times, clock) for _, times in repeated(reference)]
     waits = [m.seconds("wall") / max(m.seconds("cpu"), 1e-12) - 1 for m in measured]

@@ -342,7 +342,10 @@ def _is_named_time(name: str) -> bool:
 
 
 def _times(name: str, column: pa.ChunkedArray, *, rises: bool = True) -> str | None:
-    """Return why numbers are times, else None: between 2000 and 2050, and named so or sorted."""
+    """Return why numbers look like times, or None if they do not.
+
+    Times lie between 2000 and 2050, and their column is called a time or is sorted.
+    """
     values = column.to_numpy()
     values = values[np.isfinite(values)] if values.dtype.kind in "iuf" else values[:0]
     if values.size < 2:

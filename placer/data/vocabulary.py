@@ -220,7 +220,7 @@ def choose_mappings(
         notes.append(f"rows with {headroom:.0%} for later ids: {listed(sized, 5)}")
     keyed = {name: own for name, own in feature_tables.items() if chosen[own] == "vocabulary"}
     mappings = build_vocabularies(source, keyed, counts, row_counts, progress) if keyed else {}
-    # `EncodedLog` refuses texts as rows, whatever their number.
+    # `EncodedLog` refuses texts as row numbers, so the number of rows does not matter.
     mappings |= sized_mappings(chosen, row_counts, 1)
     return {name: mappings[name] for name in names}, notes
 

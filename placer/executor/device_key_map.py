@@ -99,7 +99,7 @@ class DeviceCopy:
 
 
 Asked: TypeAlias = tuple[Int, int]
-"""Rows, and a step: when and how often were they read? Those last read before may lose keys."""
+"""Rows whose reads the device is asked for, and a step: rows last read before it may lose keys."""
 
 Walk: TypeAlias = Generator[Asked, Answer | None, Given | None]
 """A step of a map as a generator: it yields questions to the device, and returns the changes."""

@@ -51,7 +51,7 @@ class TensorFileError(ValueError):
 
 
 class OtherContentError(TensorFileError):
-    """A file has something else than tensors, or names a class or function to be refused."""
+    """A file has more than tensors, or names a class or function that is not admitted."""
 
 
 @dataclass(frozen=True, slots=True)

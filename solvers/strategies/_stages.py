@@ -192,7 +192,7 @@ def anneal(search: Search, share: float) -> Assignment | None:
     other: Assignment | None = None
     if instance.problem.widths and instance.servers and instance.dram_price:
         # Single moves rarely turn a whole table on a server into one that servers and GPUs share.
-        # So a single search may be stuck. Short ones from the first plan end at different plans.
+        # So one search may get stuck. Several short searches from the first plan end differently.
         other = (*search.earlier, search.best)[0]
     return annealing.anneal(
         search.best,

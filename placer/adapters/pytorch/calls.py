@@ -206,9 +206,9 @@ class LookupNode(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weights, call = None, ctx.call
-        # Gradients of a call that waits for its update add up.
-        adds_up = call.table.waits and call in call.table.calls
-        if call.trains and (call.ended or call.gradient is not None) and not adds_up:
+        is_again = call.ended or call.gradient is not None
+        # While the table waits for its update, gradients of several losses add up.
+        if call.trains and is_again and not (call.table.waits and call in call.table.calls):
             raise DataError(
                 f"table {call.table.name!r}: a second backward pass through one forward; each "
                 "updates the table, so run the forward again"

@@ -47,7 +47,7 @@ class DelimitedSource(ColumnSource):
     def _prepare(self) -> None:
         format = self._known.format or "csv"
         self.notes: list[str] = []
-        # The first file with more than one line, as that may be a header.
+        # Take the first file with more than one line: a single line may be a header.
         starts = ((file, head_lines(file)) for file in self.files)
         several = next((one for one in starts if one[1].count(b"\n") > 1), None)
         file, start = several or (self.files[0], head_lines(self.files[0]))

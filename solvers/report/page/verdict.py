@@ -48,7 +48,7 @@ def advice(facts: Row, binding: Binding, memory: Sequence[Row]) -> list[str]:
     """
     words = [_ADVICE[binding.resource]]
     gains = sorted(binding.gains.items(), key=lambda one: -one[1])
-    # Free HBM is there already, and smaller gains are not worth a word.
+    # Leave out free HBM, which the machine has already, and gains too small to mention.
     more = (one for one in gains if one[0] != "free hbm" and one[1] > 1e-5)
     known = [f"{resource} {form.share(gain)}" for resource, gain in more]
     if known:

@@ -75,10 +75,15 @@ _LONGEST = 8
 _IDLE_RUNS = 6
 """Stop after this many longest runs without a gain."""
 
-_RESTARTS_SHARE, _LEAST_RESTARTS, _RESTART_STEPS = 0.8, 2, 3000
-"""Share of the time for restarts, their least number for each thread, and the steps of each of
-their runs for each table and GPU. On DCNv2 with servers, drives and int8, restarts of half or twice
-this length end at slower plans more often."""
+_RESTARTS_SHARE = 0.8
+"""Share of annealing's time for restarts, if there is another start."""
+
+_LEAST_RESTARTS = 2
+"""Shorten restarts so that each thread makes this many in the time."""
+
+_RESTART_STEPS = 3000
+"""Steps of a run of a restart, for each table and each GPU. On DCNv2 with servers, drives and int8,
+restarts of half or twice this length end at slower plans more often."""
 
 
 def anneal(
