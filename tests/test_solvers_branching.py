@@ -9,7 +9,7 @@ import pytest
 from fast_and_full import fewer, mostly_slow
 from problem_cases import problem_of, unequal_machine, zipf_table
 
-from cost_models import Roofline
+from cost_models import ANY_SHARE, Roofline
 from placer import Constraints, Problem, TableRule
 from placer.constraints.unmet import unmet
 from placer.topology.topology import Topology
@@ -21,8 +21,15 @@ from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits
 from solvers.search import annealing
-from solvers.search.branching import BranchAndBound, branch_and_bound, formulation, nodes, tree
-from solvers.search.branching.branches import Branches, Examined
+from solvers.search.branching import (
+    BranchAndBound,
+    branch_and_bound,
+    formulation,
+    nodes,
+    program,
+    tree,
+)
+from solvers.search.branching.branches import Branches, Examined, Scores
 from solvers.search.branching.drives import DrivePoints
 from solvers.search.branching.formulation import Layout
 from solvers.search.branching.nodes import Relaxed
@@ -67,9 +74,11 @@ def test_ways_to_serve_a_table_are_no_better_than_prices_say() -> None:
     for table in range(fewer(4, 1)):
         layouts = nodes.layouts_of(f, search.roots[0], table)
         # Where all may be of use, none is lost.
+        scores = Scores(f)
+        scores.order = [table]
         branches = Branches(
             f,
-            [table],
+            scores,
             False,
             lambda parts: (Examined(part, None) for part in parts),
             lambda: np.inf,
@@ -97,7 +106,7 @@ def test_a_node_is_divided_by_options_until_each_table_has_one() -> None:
     first, price = begun("random-3@4", Topology.parse("2xh100", hbm="1GiB"))
     search = searched(first, price)
     assert search.roots
-    f, root = search.formulation, replace(search.roots[0], depth=-3)
+    f, root = search.formulation, replace(search.roots[0], cut=frozenset(range(3)))
     branches = replace(
         search._branches(np.inf), examined=lambda parts: (Examined(part, None) for part in parts)
     )
@@ -107,7 +116,7 @@ def test_a_node_is_divided_by_options_until_each_table_has_one() -> None:
         kept = np.concatenate([of[:number] for of, number in zip(every, numbers, strict=True)])
         node = root.within(np.isin(root.options, kept))
         parts = branches.of(node)
-        several = [table for table in branches.order if numbers[table] > 1]
+        several = [table for table in branches.scores.order if numbers[table] > 1]
         if not several:
             assert parts is None
             continue
@@ -138,7 +147,7 @@ def test_a_search_begins_where_one_before_it_did_if_that_had_all_its_plans() -> 
     assert again.roots is before.roots
     assert again.bound_s <= before.best.step_time_s
     assert again.programs == 0
-    further = searched(before.best, price, 25, before=before)
+    further = searched(before.best, price, 200, before=before)
     assert searched(further.best, price, before=further).bound_s == further.bound_s > again.bound_s
     # What began with a faster plan has left out options that a slower one may have.
     narrow = searched(before.best, price)
@@ -391,6 +400,62 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
     monkeypatch.setattr(Branches, "by_side", lambda *_: None)
     open_ = searched(first, search.lagrangian.price_s_per_byte)
     assert open_.bound_s * 1.02 < decided.bound_s <= first.step_time_s
+
+
+@pytest.mark.slow
+def test_with_servers_tables_that_close_most_of_the_gap_are_divided_first() -> None:
+    machine = Topology.parse("2xt4+2xcpu", hbm="96MiB", dram="20MiB", ssd="1GiB")
+    problem = Problem(named_workload("random-5@1"), machine, 4096, widths=("int8",))
+    instance = Instance(problem, Roofline())
+    search = Search.start(instance, Clock.start(Limits(time_limit_s=3600, max_steps=10_000)))
+    first = construct_plans(search)
+    found = searched(first, search.lagrangian.price_s_per_byte)
+    assert found.roots
+    f = found.formulation
+    # An open share of rows on drives includes none and all of them.
+    shares: dict[object, set[float]] = {}
+    for table, option in zip(f.table_of.tolist(), f.options, strict=True):
+        same = table, option._replace(home=option.home._replace(drive_share=0.0))
+        shares.setdefault(same, set()).add(option.home.drive_share)
+    assert {ANY_SHARE} in shares.values()
+    assert all(of == {ANY_SHARE} for of in shares.values() if ANY_SHARE in of)
+    scores = Scores(f)
+    heaviest, second, third, *_ = scores.order
+    on_gpus = dict.fromkeys(range(instance.tables), (True, False))
+    node = replace(found.roots[0], bound=900.0, sides=on_gpus, cut=frozenset())
+    assert scores.best(node) == heaviest
+    assert scores.best(replace(node, cut=frozenset({heaviest}))) == second
+    assert scores.best(replace(node, cut=frozenset(scores.order))) is None
+    # Servers come first, and of these the tables that they share with GPUs.
+    alone = {**on_gpus, third: (False, True)}
+    assert scores.best(replace(node, sides=alone)) == third
+    assert scores.best(replace(node, sides={**alone, second: (True, True)})) == second
+    # One table leaves many parts that are hardly nearer to the target, another one leaves none.
+    scores.note(heaviest, node, [replace(node, bound=910.0)] * 20, 1000.0)
+    scores.note(third, node, [], 1000.0)
+    assert scores.best(node) == third
+    scores.note(second, node, [replace(node, bound=999.0)] * 2, 1000.0)
+    assert scores.best(node) == third
+    # Without servers the heaviest table comes first, whatever was proven.
+    assert scores.best(replace(node, sides={})) == heaviest
+
+
+def test_programs_have_few_options_of_a_table_yet_their_bounds_count_all() -> None:
+    first, price = begun("random-6@4", Topology.parse("4xh100", hbm="1GiB"))
+    search = searched(first, price)
+    assert search.roots
+    f, root, most = search.formulation, search.roots[0], search.limit
+    few = program.GroupProgram(f, root, most)
+    tables = f.table_of[root.options]
+    least = np.array([root.extra[tables == table].min() for table in range(6)])
+    beyond = (root.extra - least[tables]) / (f.table_costs[tables] / f.devices)
+    assert few.tried.any()
+    assert not few.tried[beyond > program._TRIED_OF_TABLE * 1.001].any()
+    bound = relaxed(f, root, most, 60.0, rounds=8).bound
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "_TRIED_OF_TABLE", np.inf)
+        assert program.GroupProgram(f, root, most).tried.sum() > few.tried.sum()
+        assert bound == pytest.approx(relaxed(f, root, most, 60.0, rounds=8).bound, rel=1e-3)
 
 
 HEAVY = [zipf_table(name, 200_000, 64, lookups=20.0) for name in "abcd"]

@@ -29,7 +29,7 @@ class AutoParams:
     branched_annealing_share, proof_share : float
         Time for annealing otherwise, and for branch and bound. If drives hold rows, annealing gets
         the mean of both annealing shares; if servers hold rows too, branch and bound gets
-        `annealing_share`.
+        `annealing_share` instead.
     """
 
     greedy_share: float = 0.25
@@ -64,12 +64,11 @@ class Auto(StagedStrategy):
             return {"candidates": choose}
         p = self.params
         share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
-        if instance.lacks_dram:  # The proof and annealing both take long.
+        proof_share = p.proof_share
+        if instance.lacks_dram and instance.servers:  # Above all the proof takes long.
+            proof_share = p.annealing_share
+        elif instance.lacks_dram:  # The proof and annealing both take long.
             share = (share + p.annealing_share) / 2
-        # With servers, too, the proof takes even longer.
-        proof_share = (
-            p.annealing_share if instance.servers and instance.lacks_dram else p.proof_share
-        )
         return {
             "greedy": lambda search: construct(search, p.greedy_share),
             "annealed": lambda search: anneal(search, share),

@@ -23,6 +23,9 @@ from solvers.search.branching.nodes import (
 _NEARLY_WHOLE = 0.02
 """Take a number of GPUs for whole if it is this near, and a table for decided."""
 
+_FIRST_PARTS = 8.0
+"""Until the heaviest table is divided, assume that this many parts close its nodes' gaps."""
+
 _PLACEMENTS = 100
 """Leave open how a table's shards are served if there are more ways than this."""
 
@@ -42,12 +45,57 @@ class _Cut(NamedTuple):
     found: Relaxed | None = None
 
 
+class Scores:
+    """Choose the table to divide next by what its divisions have proven so far.
+
+    A table's score is the share of nodes' gaps that its divisions closed, by the number of parts
+    that they left to examine: a pseudocost (Achterberg, Koch and Martin 2005,
+    doi:10.1016/j.orl.2004.04.002). Until it is divided, heavier tables have higher scores.
+
+    Attributes
+    ----------
+    order : list of int
+        Tables, the heaviest first.
+    """
+
+    def __init__(self, formulation: Formulation) -> None:
+        self.order = formulation.heaviest_first()
+        costs = formulation.table_costs
+        self._closed = costs / costs.max(initial=1.0)
+        self._parts = np.full(costs.size, _FIRST_PARTS)
+
+    def best(self, node: Node) -> int | None:
+        """Return the table to divide next by how it is cut; None if all are divided.
+
+        Take those first that servers share with GPUs or hold alone: servers are few and their
+        shards long, so a relaxation is most wrong there. Without servers take the heaviest.
+        """
+        left = [table for table in self.order if table not in node.cut]
+        if not node.sides or not left:
+            return next(iter(left), None)
+        scores = self._closed / self._parts
+        on_gpus = (True, False)
+
+        def rank(table: int) -> tuple[bool, bool, float]:
+            gpus, servers = node.sides.get(table, on_gpus)
+            return servers, gpus, float(scores[table])
+
+        return max(left, key=rank)
+
+    def note(self, table: int, node: Node, parts: Sequence[Node], target: float) -> None:
+        """Note which parts were left of a node after the division of a table."""
+        least = min((part.bound for part in parts), default=target)
+        gap = max(target - node.bound, 1e-9)
+        self._closed[table] += min(1.0, (least - node.bound) / gap)
+        self._parts[table] += 1 + len(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Branches:
     """Divides nodes into parts."""
 
     formulation: Formulation
-    order: Sequence[int]  # Tables in the order of their branches.
+    scores: Scores
     are_arenas_first: bool  # Whether the number of GPUs of each arena is decided before any table.
     # Yields the nodes that may hold plans of interest, with their bounds and relaxations.
     examined: Callable[[Sequence[Node]], Iterator[Examined]]
@@ -67,11 +115,14 @@ class Branches:
         by_arena = self._by_arena(node)
         if by_arena is not None:
             return self.kept(by_arena)
-        if node.depth > -len(self.order):
-            return self._layouts(node, self._servers_first(node)[-node.depth])
+        table = self.scores.best(node)
+        if table is not None:
+            parts = self._layouts(node, table)
+            self.scores.note(table, node, parts, self.target())
+            return parts
         tables, counts = np.unique(f.table_of[node.options], return_counts=True)
         several = set(tables[counts > 1].tolist())
-        table = next((table for table in self.order if table in several), None)
+        table = next((table for table in self.scores.order if table in several), None)
         if table is None:
             return None
         of_table = f.table_of[node.options] == table
@@ -101,14 +152,6 @@ class Branches:
                 for each, fits in zip(sides, may, strict=True)
             ]
         )
-
-    def _servers_first(self, node: Node) -> list[int]:
-        """Return the order of tables with those first that servers share with GPUs or hold alone.
-
-        Servers are few and their shards long, so a relaxation is most wrong there.
-        """
-        sides = {table: node.sides.get(table, (True, False)) for table in self.order}
-        return sorted(self.order, key=lambda table: (not sides[table][1], not sides[table][0]))
 
     def _is_allowed(self, node: Node, table: int, way: Way) -> bool:
         """Return whether all groups that serve the table may do so, and on its decided sides."""
@@ -159,7 +202,8 @@ class Branches:
         cuts += self._possible(node, table, several)
         undecided, served = [], []
         for layout, cut, found in cuts:
-            left, below = ways[layout], replace(cut, depth=node.depth - 1)
+            left = ways[layout]
+            below = replace(cut, depth=node.depth - 1, cut=node.cut | {table})
             if len(left) > most:
                 undecided.append(below)
                 continue

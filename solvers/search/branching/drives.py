@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cost_models import CostCurve
+from cost_models import ANY_SHARE, CostCurve
+from solvers.model.instance import ShardingOption
 from solvers.model.knapsack import Float, Int
 
 
@@ -66,3 +67,18 @@ def drive_points(curve: CostCurve, members: Float, most_s: float) -> Float:
     points = np.arange(seconds.shape[1])
     every: Float = np.vstack((0.0 * points, seconds, -curve.dram_bytes, -points))
     return every[:, first:]
+
+
+def without_settled(options: Sequence[ShardingOption]) -> list[ShardingOption]:
+    """Return options without those that an option with an open share of rows on drives includes.
+
+    Examples
+    --------
+    >>> none = ShardingOption()
+    >>> some = none._replace(home=none.home._replace(drive_share=ANY_SHARE))
+    >>> without_settled([none, some]) == [some]
+    True
+    """
+    given = set(options)
+    opened = [o._replace(home=o.home._replace(drive_share=ANY_SHARE)) for o in options]
+    return [o for o, same in zip(options, opened, strict=True) if o == same or same not in given]

@@ -11,7 +11,7 @@ from cost_models import ANY_SHARE, CostCurve
 from solvers.bounds.option_costs import distinct_shards, points_within
 from solvers.model.instance import Block, Instance, ShardingOption, TableShard
 from solvers.model.knapsack import BYTES, PHASES, Bool, Float, Int
-from solvers.search.branching.drives import DrivePoints, drive_points
+from solvers.search.branching.drives import DrivePoints, drive_points, without_settled
 
 Widths = tuple[tuple[int, int], ...]
 """Widths of a table's shards, each with its number of shards."""
@@ -93,6 +93,7 @@ class Formulation:
     - `first_points`: columns of the first linear program: the cheapest at some prices of HBM.
     - `drives`: drive points, which are combined with points.
     - `server_kinds`: kinds of GPUs that are servers, if these are there for lack of DRAM.
+    - `devices`: number of GPUs, with servers by what their seconds count.
     - `option_costs`, `table_costs`, shapes (options,) and (tables,): costs of options at the first
       price of HBM, and of each table's cheapest option.
     """
@@ -105,6 +106,7 @@ class Formulation:
         most_points: int,
     ) -> None:
         self.instance, self.unit_s = instance, upper_s / UNITS
+        self.devices = instance.gpus + instance.servers * (instance.server_share - 1)
         points_of_all = points_of(instance)
         self.nearly = 0.0 if 10 * points_of_all <= most_points else _HARDLY_DIFFERENT
         if points_of_all > most_points:
@@ -139,7 +141,7 @@ class Formulation:
         # Options share curves of servers, and of column slices of one width.
         self._of_curve = lru_cache(256)(self._points)
         for table in range(instance.tables):
-            for option in instance.options_of(table):
+            for option in without_settled(instance.options_of(table)):
                 mine = self._parts(table, option)
                 if not all(of_kinds for _, _, of_kinds in mine):
                     continue
@@ -234,10 +236,8 @@ class Formulation:
     @property
     def cheap_options(self) -> Bool:
         """Whether each option costs little more than its table's cheapest, shape (options,)."""
-        instance = self.instance
-        devices = instance.gpus + instance.servers * (instance.server_share - 1)
         extra: Float = self.option_costs - self.table_costs[self.table_of]
-        return extra <= _CHEAP * UNITS * devices
+        return extra <= _CHEAP * UNITS * self.devices
 
     def points_of_parts(self, parts: Int) -> tuple[Int, Int, Float]:
         """Return all points of parts: the start of each part, numbers, and points."""

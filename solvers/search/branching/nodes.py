@@ -51,6 +51,8 @@ class Node:
     arenas: dict[int, tuple[int, int]] = field(compare=False, default_factory=dict)
     # Shape (arenas,): GPUs of each arena in the node's relaxation; empty once tables are decided.
     needed: Float = field(compare=False, default_factory=lambda: np.zeros(0))
+    # Tables that were divided by how they are cut.
+    cut: frozenset[int] = field(compare=False, default=frozenset())
     # For decided tables, whether GPUs and whether servers hold their rows.
     sides: dict[int, tuple[bool, bool]] = field(compare=False, default_factory=dict)
     # Shape (tables,): how far the relaxation is from deciding `sides` of each table, from 0 to

@@ -15,7 +15,7 @@ import numpy as np
 from solvers.model.knapsack import Float, Int
 from solvers.search.branching.formulation import UNITS, Formulation, least_of_each
 from solvers.search.branching.nodes import Node, Relaxed, undecided_sides
-from solvers.search.branching.rows import Rows, linear_model
+from solvers.search.branching.rows import Rows, linear_model, solution
 
 _LACKING = 100 * UNITS
 """Cost of lacking as many bytes as the largest GPU has."""
@@ -26,6 +26,11 @@ _NEAR = 3.0
 _TRIED = 0.3
 """Give a program the options whose cost beyond their table's cheapest is at most this share of what
 a placement may cost beyond the node's bound."""
+
+
+_TRIED_OF_TABLE = 0.05
+"""And at most this share of what the table costs. All options of small tables cost little beyond
+their cheapest, so programs would have most of them, which hardly move their bounds."""
 
 
 class GroupProgram:
@@ -49,7 +54,9 @@ class GroupProgram:
         tables = f.table_of[node.options]
         least = np.full(f.instance.tables, np.inf)
         np.minimum.at(least, tables, node.extra)
-        self.tried = node.extra - least[tables] <= _TRIED * (most - node.bound)
+        extra = node.extra - least[tables]
+        of_tables = _TRIED_OF_TABLE * f.table_costs[tables] / f.devices
+        self.tried = extra <= np.minimum(_TRIED * (most - node.bound), of_tables)
         self.part_tried = self.tried[self.at_option[f.option_of[self.parts]]]
         self._pair()
         # Columns: T, T[f], arenas of groups, launches and lacking bytes of groups, options, points.
@@ -148,9 +155,11 @@ class GroupProgram:
         of_options = f.table_of[options[replicated]] * f.arenas
         of_options = (of_options + f.replica_arena[options[replicated]])[:, None] * groups
         of_options = of_options + np.arange(groups)
-        known = np.unique(np.concatenate((keys[counted], of_options.ravel())))
+        tried = counted[self.part_tried[self.part_at[counted]]]
+        known = np.unique(np.concatenate((keys[tried], of_options.ravel())))
         self.arena_row = rows.block(known.size, -np.inf, 0.0)
         of_rows = np.full(self.part.size, -1)
+        counted = counted[np.isin(keys[counted], known)]
         of_rows[counted] = self.arena_row + np.searchsorted(known, keys[counted])
         self._count(of_rows)
         at = self.arena_row + np.searchsorted(known, of_options)
@@ -239,9 +248,9 @@ class GroupProgram:
         most = int(f.number_of.max(initial=0)) + 1
         keys = f.part_table[self.parts] * most + f.number_of[self.parts]
         long = f.is_long[self.parts]
-        known = np.unique(keys[long])
+        known = np.unique(keys[long & self.part_tried])
         self.single_of = np.full(self.part.size, -1)
-        mine = long[self.part_at]
+        mine = (long & np.isin(keys, known))[self.part_at]
         self.single_of[mine] = np.searchsorted(known, keys[self.part_at[mine]])
         of_point = self.single_of[self.pair]
         self.single_rows: dict[int, int] = {}
@@ -262,8 +271,6 @@ class GroupProgram:
 
     def solve(self, time_limit_s: float) -> Relaxed:
         """Solve the program and return the relaxation."""
-        from ortools.linear_solver.python import model_builder_helper as linear
-
         f, groups = self.formulation, self.sizes.size
         low, high = self.rows.limits
         least: Any = np.zeros(self.columns)
@@ -279,20 +286,14 @@ class GroupProgram:
         aim: Any = np.eye(1, self.columns)[0]
         aim[self.lack_at : self.option_at] = _LACKING
         # Leave out columns and rows of options that are not tried.
-        columns = np.ones(self.columns, dtype=bool)
+        columns, rows = np.ones(self.columns, dtype=bool), np.ones(self.rows.count, dtype=bool)
         columns[self.option_at : self.point_at] = self.tried
-        rows = np.ones(self.rows.count, dtype=bool)
         rows[self.serve_row + self.shard_at[~self.part_tried]] = False
         model = linear_model(self.rows, aim, least, most, (rows, columns))
-        solver = linear.ModelSolverHelper("GLOP")
-        # Presolve finds little to remove and takes a sixth of the time.
-        solver.set_solver_specific_parameters("use_preprocessing: false")
-        solver.set_time_limit_in_seconds(max(0.01, time_limit_s))
-        solver.solve(model)
-        if solver.status() != linear.SolveStatus.OPTIMAL:
+        if (found := solution(model, time_limit_s)) is None:
             return Relaxed.unknown(self.node)
         values, prices = np.zeros(self.columns), np.zeros(self.rows.count)
-        values[columns], prices[rows] = solver.variable_values(), solver.dual_values()
+        values[columns], prices[rows] = found
         # The bound is about placements that fit and beat the limit.
         most[: self.arena_at] = self.most
         most[self.lack_at : self.option_at] = 0.0
@@ -379,7 +380,7 @@ class GroupProgram:
         sizes = f.sizes[self.parts]
         starts, numbers, points = f.points_of_parts(self.parts)
         cheapest = np.full((self.parts.size, groups), np.inf)
-        near, found = np.zeros(numbers.size, dtype=bool), []
+        near, found = np.zeros(f.points.shape[1], dtype=bool), []
         of_parts = np.zeros((len(f.points), f.sizes.size))
         for group in range(groups):
             mine = np.flatnonzero(self.group == group)
@@ -393,7 +394,7 @@ class GroupProgram:
             costs += more
             least, at = least_of_each(costs, starts, sizes)
             found.append(columns[at[np.isfinite(least)]])
-            near |= costs <= _NEAR
+            near[numbers[costs <= _NEAR]] = True
             cheapest[:, group] = least
-        known = np.isin(self.node.points // f.drives.number, numbers[near])
-        return cheapest, np.unique(np.concatenate((*found, self.node.points[known])))
+        known = self.node.points[near[self.node.points // f.drives.number]]
+        return cheapest, np.unique(np.concatenate((*found, known)))

@@ -14,7 +14,7 @@ import numpy as np
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
-from solvers.search.branching.branches import Branches, Examined
+from solvers.search.branching.branches import Branches, Examined, Scores
 from solvers.search.branching.formulation import Formulation
 from solvers.search.branching.nodes import Node, Relaxed, first_groups, rounded
 from solvers.search.branching.program import GroupProgram
@@ -45,7 +45,7 @@ one that found a better plan."""
 _ARENA_SHARE = 0.2
 """Decide arenas first if the launches of one take this share of a step."""
 
-_ROUNDED_SHARE = 0.2
+_ROUNDED_SHARE = 0.1
 """Share of the time for rounding relaxations."""
 
 _ARENA_GPUS = 4
@@ -99,18 +99,19 @@ class BranchAndBound:
         self.bound_s = 0.0
         if before is not None and before.formulation.instance is instance:
             formulation, self.bound_s = before.formulation, before.bound_s
+            self._scores: Scores = before._scores
             if self.below_s <= before.below_s:
                 self.roots, self.below_s = before.roots, before.below_s
                 self.unfinished = before.unfinished
         else:
             formulation = Formulation(instance, best.step_time_s, price_s_per_byte, _MOST_POINTS)
+            self._scores = Scores(formulation)
         self.formulation: Formulation = formulation
         self.unit_s = self.formulation.unit_s
         self._gap = 0.0
         self.programs = 0
         self._rounded_s = 0.0
         self._begin_s = clock.left_s
-        self._order = formulation.heaviest_first()
         launches = float((self.formulation.launches @ self.formulation.members[0]).min())
         self._are_arenas_first = (
             instance.gpus <= _ARENA_GPUS and launches >= _ARENA_SHARE * self.limit
@@ -218,7 +219,7 @@ class BranchAndBound:
         """Return how to divide nodes that may hold plans faster than `most`."""
         return Branches(
             self.formulation,
-            self._order,
+            self._scores,
             self._are_arenas_first,
             lambda nodes: self._examined(nodes, most),
             lambda: 0.0 if self.spent else self._target(most),
