@@ -15,7 +15,7 @@ from pydantic import (
     field_validator,
 )
 
-from placer.errors import PlacerError
+from placer.errors import PlacerError, did_you_mean
 from placer.files.atomic import write_text
 from placer.files.reading import LimitError, read_json, read_limited
 
@@ -151,7 +151,7 @@ def read_file(
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise error_type(f"{path}: {_explain(error, kind)}") from error
+        raise error_type(f"{path}: {_explain(error, kind, model)}") from error
 
 
 def write_yaml(
@@ -163,16 +163,20 @@ def write_yaml(
     write_text(path, text)
 
 
-def _explain(error: ValidationError, kind: str) -> str:
+def _explain(error: ValidationError, kind: str, model: type[BaseModel]) -> str:
     """Return the errors of a file in one line, at most five of them."""
     problems, found = [], error.errors(include_url=False)
+    schema = model.model_json_schema()
+    parts_of_file = schema, *schema.get("$defs", {}).values()
+    fields = {name for part in parts_of_file for name in part.get("properties", ())}
     for problem in found[:5]:
-        parts = (part for part in problem["loc"] if part != "[key]")
+        parts = [part for part in problem["loc"] if part != "[key]"]
         named = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
         where = "".join(named).lstrip(".")
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            reason = f"no such field; docs/{kind}.md lists them"
+            more = did_you_mean(str(parts[-1]), fields - {parts[-1]})
+            reason = f"no such field; docs/{kind}.md lists them{more}"
         elif problem["type"] == "string_type" and not isinstance(problem["input"], list | dict):
             reason = f"{_shown(problem['input'])} is no name; write it in quotes"
         elif problem["type"] != "missing":

@@ -127,7 +127,7 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, ending: str) -> 
     [
         ("- C1", "holds a list"),
         ("tables: [", "is not a constraints file"),
-        ("tables: {C1: {device: [gpu:0]}}", "tables.C1.device: no such field"),
+        ("tables: {C1: {device: [gpu:0]}}", "constraints.md lists them; did you mean devices?"),
         ("table: {}", "table: no such field"),
         ("tables: {C1: {forbid: [rowwise]}}", "'rowwise': Input should be 'row-wise', 'column-wi"),
         ("tables: {C1: {tier: tape}}", "'tape': Input should be 'hbm', 'dram' or 'ssd'"),
