@@ -87,6 +87,28 @@ def test_a_path_that_is_empty(workbench: Workbench, option: str) -> None:
     assert result.stderr.endswith(": the path is empty\n")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("export", "PLAN", "--to", "torchrec", "-o", "-"), "output; name a file"),
+        (("profile", "LOG", "-o", "-"), "output; name a folder"),
+        (("verify", "-"), "input: only logs are read from it; name a file"),
+    ],
+)
+def test_no_file_is_called_as_a_stream(
+    workbench: Workbench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {"PLAN": workbench.plan, "LOG": workbench.log}
+    line = misuse(*(named.get(one, one) for one in arguments))
+    assert line.endswith(f": - would be standard {said}")
+    assert files_of(tmp_path) == {}
+
+
 # Topologies and budgets
 
 
