@@ -148,6 +148,7 @@ def test_standard_input_and_stores_of_fsspec(log: Path, monkeypatch: pytest.Monk
     with log.open("rb") as stream:
         monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
         piped = open_log("-", label="clk", sparse=["user"])
+    assert piped.description == "stdin"
     system, path = store_of("memory://bucket/day_0.csv")
     system.create_dir("bucket")
     with system.open_output_stream(path) as file:

@@ -173,7 +173,8 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (("hosts:", f"hosts:{MORE[1]}"), "has 65537 hosts, and at most 65536 are read"),
         (("gpus:", "gpus: {"), "is not a topology file"),
         ((SMALL, "just words"), "holds a str"),
-        ((SMALL, ""), "gpus: Field required"),
+        ((SMALL, ""), "it is empty"),
+        ((SMALL, "# nothing"), "gpus: Field required"),
     ],
 )
 def test_bad_files_say_where_and_what(tmp_path: Path, change: tuple[str, str], says: str) -> None:

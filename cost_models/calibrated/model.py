@@ -31,7 +31,7 @@ from cost_models.step_equation.phases import (
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
 from placer.errors import PlacerError, did_you_mean
 from placer.files.atomic import SEAL, sealed, write_text
-from placer.files.reading import LimitError, read_json
+from placer.files.reading import LimitError, kind_of, read_json
 from placer.plan.fields import Pipeline
 from placer.problem import Problem
 from placer.tables import OPTIMIZERS, OptimizerName
@@ -130,7 +130,8 @@ class Calibration:
             why = getattr(error, "strerror", None) or error
             raise PlacerError(f"cannot read a calibration from {path}: {why}; {_MAKE}") from error
         if not isinstance(document, dict) or "format" not in document:
-            raise PlacerError(f"{path} is no calibration; {_MAKE}")
+            what = f"{kind_of(document)} and no" if kind_of(document) else "no"
+            raise PlacerError(f"{path} is {what} calibration; {_MAKE}")
         altered = bool(document.get(SEAL)) and document[SEAL] != sealed(document)[SEAL]
         data = {name: document[name] for name in document if name != SEAL}
         kind, version = data.pop("format"), data.pop("version", None)
