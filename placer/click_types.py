@@ -19,7 +19,7 @@ from placer.units import parse_seconds
 class InputPath(click.Path):
     """A file or folder to read on this machine."""
 
-    is_read, fix = True, "copy it here first"
+    is_read, fix, _what = True, "copy it here first", "file"
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -31,6 +31,9 @@ class InputPath(click.Path):
             self.fail(str(error), param, ctx)
         if value == "":  # An unset shell variable. "" would be the working folder.
             self.fail("the path is empty", param, ctx)
+        if value == "-":
+            stream = "input: only logs are read from it" if self.is_read else "output"
+            self.fail(f"- would be standard {stream}; name a {self._what}", param, ctx)
         return super().convert(value, param, ctx)
 
 

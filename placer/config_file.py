@@ -15,9 +15,9 @@ from pydantic import (
     field_validator,
 )
 
-from placer.errors import PlacerError
+from placer.errors import PlacerError, did_you_mean
 from placer.files.atomic import write_text
-from placer.files.reading import LimitError, read_json, read_limited
+from placer.files.reading import LimitError, kind_of, read_json, read_limited
 
 SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 MOST_BYTES = 4 << 20
@@ -27,6 +27,8 @@ MOST_VALUES = 500_000
 MOST_DEPTH = 64
 """Deepest nesting of YAML."""
 
+_PAGES = {"schema": "data"}
+"""The page of docs/ on a kind of file, if it has another name."""
 _FORMS = {
     "dict_type": "it must map names to values",
     "list_type": "it must be a list, in [ ]",
@@ -74,6 +76,8 @@ def _values(source: Path) -> Any:
     if suffix == ".json":
         return read_json(source, MOST_BYTES)
     text = read_limited(source, MOST_BYTES).decode("utf-8-sig")
+    if not text.strip():
+        raise ValueError("it is empty")
     if suffix == ".toml":
         return tomllib.loads(text)
     _check_size(text)
@@ -136,6 +140,9 @@ def read_mapping(
     if not isinstance(raw, dict):
         must = f"it must map {', '.join(fields)} to their values, but holds a {type(raw).__name__}"
         raise error_type(f"{source} is not a {kind} file: {must}")
+    found = kind_of(raw)
+    if found not in ("", f"a {kind}"):
+        raise error_type(f"{source} is {found}, and no {kind} file")
     return raw
 
 
@@ -151,7 +158,7 @@ def read_file(
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise error_type(f"{path}: {_explain(error, kind)}") from error
+        raise error_type(f"{path}: {_explain(error, kind, model)}") from error
 
 
 def write_yaml(
@@ -163,16 +170,20 @@ def write_yaml(
     write_text(path, text)
 
 
-def _explain(error: ValidationError, kind: str) -> str:
+def _explain(error: ValidationError, kind: str, model: type[BaseModel]) -> str:
     """Return the errors of a file in one line, at most five of them."""
     problems, found = [], error.errors(include_url=False)
+    schema = model.model_json_schema()
+    parts_of_file = schema, *schema.get("$defs", {}).values()
+    fields = {name for part in parts_of_file for name in part.get("properties", ())}
     for problem in found[:5]:
-        parts = (part for part in problem["loc"] if part != "[key]")
+        parts = [part for part in problem["loc"] if part != "[key]"]
         named = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
         where = "".join(named).lstrip(".")
         reason = problem["msg"].removeprefix("Value error, ")
         if problem["type"] == "extra_forbidden":
-            reason = f"no such field; docs/{kind}.md lists them"
+            more = did_you_mean(str(parts[-1]), fields - {parts[-1]})
+            reason = f"no such field; docs/{_PAGES.get(kind, kind)}.md lists them{more}"
         elif problem["type"] == "string_type" and not isinstance(problem["input"], list | dict):
             reason = f"{_shown(problem['input'])} is no name; write it in quotes"
         elif problem["type"] != "missing":

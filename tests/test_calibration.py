@@ -420,6 +420,8 @@ def test_constants_are_kept_in_a_file(tmp_path: Path) -> None:
         ({"relative_error": 0.25}, "was altered since it was written"),
         ({"constants": {"shard": 3}}, "damaged"),
         ({"surplus": 1}, "damaged"),
+        ({"noisi": True}, r"no field 'noisi'; did you mean noisy\?"),
+        ({"constants": {"lokup": {"value_s": 1, "low_s": 1, "high_s": 1}}}, "did you mean lookup"),
     ],
 )
 def test_damaged_constants_are_refused(

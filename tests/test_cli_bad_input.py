@@ -1,5 +1,6 @@
 """Bad input ends in one clear line that names it, a non-zero exit, and nothing half-written."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -85,6 +86,28 @@ def test_a_path_that_is_empty(workbench: Workbench, option: str) -> None:
     result = invoke("replan", workbench.plan, option, "")
     assert result.exit_code == 2
     assert result.stderr.endswith(": the path is empty\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("export", "PLAN", "--to", "torchrec", "-o", "-"), "output; name a file"),
+        (("profile", "LOG", "-o", "-"), "output; name a folder"),
+        (("verify", "-"), "input: only logs are read from it; name a file"),
+    ],
+)
+def test_no_file_is_called_as_a_stream(
+    workbench: Workbench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {"PLAN": workbench.plan, "LOG": workbench.log}
+    line = misuse(*(named.get(one, one) for one in arguments))
+    assert line.endswith(f": - would be standard {said}")
+    assert files_of(tmp_path) == {}
 
 
 # Topologies and budgets
@@ -192,9 +215,33 @@ def test_only_a_proof_that_there_is_no_placement_ends_with_3() -> None:
 
 
 def test_files_that_are_taken_for_others(workbench: Workbench, tmp_path: Path) -> None:
+    machine, empty, zipped = (tmp_path / name for name in ("m.yaml", "e.yaml", "plan.json.gz"))
+    placer.Topology.parse("1xt4").save(machine)
+    empty.touch()
+    zipped.write_bytes(gzip.compress(workbench.plan.read_bytes())[:99])
+    (tmp_path / "step").mkdir()
+    (tmp_path / "step" / "checkpoint.json").write_text('{"epoch": 0}')
+    json_file = workbench.profile / "profile.json"
+    ruled = ("verify", workbench.plan, "--constraints")
     said = {
         ("verify", workbench.profile): "is a profile and no plan; make one with `placer plan",
-        ("verify", tmp_path): "is a folder; a plan is the JSON file",
+        ("verify", json_file): "is a profile and no plan; a plan is what `placer plan` wrote",
+        (
+            "verify",
+            tmp_path / "step",
+        ): "is a folder; a plan is the JSON file that `placer plan` wro",
+        ("verify", tmp_path / "step" / "checkpoint.json"): "is a checkpoint and no plan",
+        ("verify", empty): "is not JSON of a plan (it is empty)",
+        ("verify", zipped): "is not JSON of a plan (it is compressed: gunzip it)",
+        ("topology", json_file): "is a profile, and no topology file",
+        (*ruled, machine): "is a topology, and no constraints file",
+        (*ruled, empty): "is not a constraints file: it is empty",
+        ("profile", workbench.log, "--schema", empty): "e.yaml is not a schema file: it is empty",
+        ("profile", workbench.profile): "is a profile and no log; name the files of a log",
+        ("show", tmp_path / "step"): "step is a folder without profile.json and no profile",
+        ("show", workbench.plan, "--cost-model", f"calibrated:{workbench.plan}"): (
+            "is a plan and no calibration; make one with"
+        ),
         ("show", "--profile", workbench.plan, workbench.plan): "is a plan and no profile",
         ("merge", workbench.log, "-o", tmp_path): "if it is a log, make one with `placer profile",
     }

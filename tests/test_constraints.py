@@ -110,7 +110,7 @@ def test_saving(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rules.yaml"]
 
 
-@pytest.mark.parametrize("text", ["", "tables:\n", "# nothing\n", "tables: {}\ntogether: []\n"])
+@pytest.mark.parametrize("text", ["tables:\n", "# nothing\n", "tables: {}\ntogether: []\n"])
 def test_an_empty_file_asks_nothing(tmp_path: Path, text: str) -> None:
     assert not Constraints.load(write(tmp_path, text))
 
@@ -125,9 +125,10 @@ def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path, ending: str) -> 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "is not a constraints file: it is empty"),
         ("- C1", "holds a list"),
         ("tables: [", "is not a constraints file"),
-        ("tables: {C1: {device: [gpu:0]}}", "tables.C1.device: no such field"),
+        ("tables: {C1: {device: [gpu:0]}}", "constraints.md lists them; did you mean devices?"),
         ("table: {}", "table: no such field"),
         ("tables: {C1: {forbid: [rowwise]}}", "'rowwise': Input should be 'row-wise', 'column-wi"),
         ("tables: {C1: {tier: tape}}", "'tape': Input should be 'hbm', 'dram' or 'ssd'"),

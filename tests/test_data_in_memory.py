@@ -192,6 +192,8 @@ def test_errors_name_the_place() -> None:
     refused("DataFrame of polars has no categorical column", frame, ignore=["user", "price"])
     refused("the Table of pyarrow is empty", LOG.slice(0, 0))
     refused("cannot be read from int", lambda: 3)
+    for column in (pl.Series("user", [1]), pa.chunked_array([[1]])):
+        refused(r"from \w+; give paths, or a table, .*table\({'user': ids}\)", column)
 
 
 def test_files_that_polars_writes(tmp_path: Path) -> None:

@@ -175,6 +175,17 @@ def test_a_named_column_that_may_hold_lists_says_so(tmp_path: Path) -> None:
     assert any("are read as one id each" in note for note in log.notes)
 
 
+@pytest.mark.parametrize("between", [":", "/"])
+def test_texts_that_may_be_lists_say_so(tmp_path: Path, between: str) -> None:
+    lists = [between.join("abcdef"[i % 4 : i % 4 + i % 3 + 1]) for i in range(SAMPLES)]
+    pairs = [f"AT{between}{i % 7}" for i in range(SAMPLES)]
+    urls = [f"https://a.at/{'x/' * (i % 3)}{i % 5}" for i in range(SAMPLES)]
+    log = open_log(written(tmp_path / "log.csv", with_labels(a=lists, pair=pairs, url=urls)))
+    [note] = log.notes
+    assert note.startswith("a is sparse: its texts, such as 'b")
+    assert note.endswith(f"what is between them: separator = {between!r}")
+
+
 # Numbers ----------------------------------------------------------------------------------------
 
 

@@ -86,7 +86,7 @@ def test_a_schema_says_all_of_tables_and_flags_say_more(log: Path, tmp_path: Pat
     ("text", "message"),
     [
         ('[columns]\nuser = "dence"\n', r"columns.user.as: 'dence'"),
-        ("[tables.a]\nrow = 3\n", r"tables.a.row: no such field; docs/data.md lists them"),
+        ("[tables.a]\nrow = 3\n", r"tables.a.row: no such field; .* mean rows\?"),
         ("[tables.user]\nrows = 99999999999999999999\n", r"tables.user.rows: 99999999999999999999"),
         ("[tables.user]\nrows = true\n", "tables.user.rows: True: it must be a number"),
         ('[columns]\nuser = {as = "sparse", table = ""}\n', r"columns.user.table: ''"),
@@ -148,6 +148,7 @@ def test_standard_input_and_stores_of_fsspec(log: Path, monkeypatch: pytest.Monk
     with log.open("rb") as stream:
         monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": stream}))
         piped = open_log("-", label="clk", sparse=["user"])
+    assert piped.description == "stdin"
     system, path = store_of("memory://bucket/day_0.csv")
     system.create_dir("bucket")
     with system.open_output_stream(path) as file:

@@ -287,6 +287,7 @@ def test_a_file_of_layers_is_read(name: str, tmp_path: Path) -> None:
         ("bottom: [4]", "dense.yaml: top: Field required"),
         ("top: [4, 0]", r"top\[1\]: 0: .*greater than or equal to 1"),
         ("top: [1]\nwidth: 4", "width: no such field; docs/dense.md lists them"),
+        ("top: [1]\nmaths: tf32", r"maths: no such field; .*; did you mean math\?"),
         ("top: [1]\nmath: int8", "math: 'int8'"),
         ("top: [1]\ncross_rank: 4", "dense.yaml: dense layers: cross_rank 4 goes with cross"),
         ("top: [1", "dense.yaml is not a dense file"),

@@ -67,6 +67,18 @@ def test_defaults(tmp_path: Path) -> None:
     assert profile.source == f"{one}, {two}"
 
 
+def test_tables_may_take_turns_and_a_dictionary_may_have_other_names(tmp_path: Path) -> None:
+    names = pa.DictionaryArray.from_arrays([2, 0, 2, 0, 2], ["x", "none", "y", "never"])
+    path = write(tmp_path / "c.parquet", table=names, id=[3, 1, 0, 0, 1], count=[5, 4, 3, 2, 0])
+    profile = profile_counts(path, samples=20)
+    hottest = {one.table.name: one.counts.hottest().tolist() for one in profile}
+    assert hottest == {"y": [3, 0], "x": [1, 0], "none": [], "never": []}
+    assert profile["y"].counts.total == 8
+    empty = write(tmp_path / "none.parquet", table=pa.array([], pa.string()), id=[], count=[])
+    with pytest.raises(DataError, match="there is no count in it"):
+        profile_counts(empty, samples=20)
+
+
 def test_what_cannot_be_used(tmp_path: Path) -> None:
     good = write(tmp_path / "good.parquet", table=["x", "x"], id=[0, 7], count=[1, 2])
 

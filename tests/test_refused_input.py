@@ -75,6 +75,14 @@ def test_a_carriage_return_ends_a_line_or_is_refused(tmp_path: Path) -> None:
     assert sum(chunk.samples for chunk in open_log(path, id_mapping="vocabulary").chunks()) == 2
     path.write_bytes(f"{LINE}\n{LINE}\r{LINE}\n{LINE}\n".encode())
     refused(r"line 2 has a carriage return that does not end it", path, id_mapping="vocabulary")
+    for lines in (LINE, "label,user", '{"user": 1}'):
+        path.write_bytes(f"{lines}\r".encode() * 3)
+        refused("log.tsv: its lines end with carriage returns alone; write newlines", path)
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"user":\r1}\n{"user": 2}\r{"user": 3}\n')
+    refused("line 2 is no JSON: Extra data", path)
+    path.write_bytes(b'{"user":\r1}\n{"user": 2}\r\n')
+    assert open_log(path).tables == {"user": 3}
 
 
 def test_a_line_that_is_ragged_and_no_text(tmp_path: Path) -> None:

@@ -160,6 +160,11 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (("kind: pcie", "kind: network"), "a network link joins a host to network"),
         ((", memory: 64GiB", ""), "hosts[0].memory: Field required"),
         (("links:", "cables: []\nlinks:"), "cables: no such field"),
+        (
+            ('id: "gpu:0"', 'id: "gpu:0", chp: t4'),
+            "chp: no such field; docs/topology.md lists them; did you mean chip?",
+        ),
+        (('id: "gpu:0"', 'id: "gpu:0", chip: H100'), "for another; did you mean h100?"),
         (('id: "gpu:0"', 'id: "gpu:[3-1]"'), "must ascend"),
         (('id: "gpu:0"', 'id: "gpu:[1-65537]"'), "at most 65536 devices"),
         (('id: "gpu:0"', 'id: "gpu:[a]"'), "not an id"),
@@ -168,7 +173,8 @@ def test_bandwidths(text: str | int, bytes_per_s: float) -> None:
         (("hosts:", f"hosts:{MORE[1]}"), "has 65537 hosts, and at most 65536 are read"),
         (("gpus:", "gpus: {"), "is not a topology file"),
         ((SMALL, "just words"), "holds a str"),
-        ((SMALL, ""), "gpus: Field required"),
+        ((SMALL, ""), "it is empty"),
+        ((SMALL, "# nothing"), "gpus: Field required"),
     ],
 )
 def test_bad_files_say_where_and_what(tmp_path: Path, change: tuple[str, str], says: str) -> None:

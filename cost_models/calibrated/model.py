@@ -9,7 +9,7 @@ measurements had no exchange.
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, field, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from cost_models.step_equation.phases import (
     with_lanes,
 )
 from cost_models.step_equation.work import drive_rows_per_s, one_is_fastest
-from placer.errors import PlacerError
+from placer.errors import PlacerError, did_you_mean
 from placer.files.atomic import SEAL, sealed, write_text
-from placer.files.reading import LimitError, read_json
+from placer.files.reading import LimitError, kind_of, read_json
 from placer.plan.fields import Pipeline
 from placer.problem import Problem
 from placer.tables import OPTIMIZERS, OptimizerName
@@ -130,7 +130,8 @@ class Calibration:
             why = getattr(error, "strerror", None) or error
             raise PlacerError(f"cannot read a calibration from {path}: {why}; {_MAKE}") from error
         if not isinstance(document, dict) or "format" not in document:
-            raise PlacerError(f"{path} is no calibration; {_MAKE}")
+            what = f"{kind_of(document)} and no" if kind_of(document) else "no"
+            raise PlacerError(f"{path} is {what} calibration; {_MAKE}")
         altered = bool(document.get(SEAL)) and document[SEAL] != sealed(document)[SEAL]
         data = {name: document[name] for name in document if name != SEAL}
         kind, version = data.pop("format"), data.pop("version", None)
@@ -141,12 +142,17 @@ class Calibration:
                 "measurements are still beside it, --budget 0s takes these and measures nothing"
             )
         try:
-            constants = {name: Constant(**value) for name, value in data.pop("constants").items()}
-            unknown = sorted(constants.keys() - set(TERMS))
+            own = [one.name for one in fields(cls)]
+            constants = {name: Constant(**value) for name, value in data["constants"].items()}
+            asked = [(name, own) for name in data] + [(name, list(TERMS)) for name in constants]
+            for name, known in asked:
+                if name not in known:
+                    raise ValueError(f"there is no field {name!r}{did_you_mean(name, known)}")
             wrong = [name for name, one in constants.items() if min(astuple(one)) < 0]
-            if unknown or wrong:
-                raise ValueError(f"constants {unknown or wrong}")
-            made = cls(constants, noise=Noise(**data.pop("noise")), **data)
+            if wrong:
+                raise ValueError(f"constants {wrong}")
+            data |= {"constants": constants, "noise": Noise(**data["noise"])}
+            made = cls(**data)
             if min(made.relative_error, made.p90_error, *astuple(made.noise)) < 0:
                 raise ValueError("errors or noise are negative")
         except (TypeError, ValueError, KeyError, AttributeError) as error:

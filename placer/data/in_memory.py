@@ -33,6 +33,7 @@ _Read = Iterator[pa.RecordBatch]
 InMemory = Any
 """What `batches_of` takes. The types belong to libraries that are not imported here."""
 _IDENTITY_ROWS = 4096
+_COLUMNS = ("Series", "ChunkedArray")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +71,8 @@ def batches_of(value: InMemory) -> BatchSource:
     library = _library(value)
     if library in _READERS and (found := _READERS[library](value)) is not None:
         return found
-    if hasattr(value, "__arrow_c_stream__"):
+    # Streams of single columns are no tables.
+    if hasattr(value, "__arrow_c_stream__") and type(value).__name__ not in _COLUMNS:
         once = isinstance(value, pa.RecordBatchReader)
         name = "Arrow stream" if once else f"{type(value).__name__} of {library}"
         schema = value.schema if once else _stream(value, name).schema
@@ -85,7 +87,8 @@ def batches_of(value: InMemory) -> BatchSource:
         return replace(first, read=lambda names: batches_of(value()).read(names), once=False)
     raise DataError(
         f"a log cannot be read from {type(value).__name__}; give paths, or a table, stream or data "
-        "set of pyarrow, polars, pandas, DuckDB or Hugging Face"
+        "set of pyarrow, polars, pandas, DuckDB or Hugging Face, such as pyarrow.table({'user': "
+        "ids}) makes of arrays"
     )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -200,16 +200,20 @@ def _named(
     lists = find_lists(texts, nulls)
     if lists is not None:
         return replace(known, separator=lists[0], element=lists[1] or "text")
-    between = next(
-        (one for one in ",; " if sum(one in text for text in texts) * 2 > len(texts)), ""
-    )
-    if not between:
-        return known
-    why = (
-        f"its texts, such as {texts[0]!r}, are read as one id each; if they are lists of ids, say "
-        f"in a schema what is between them: separator = {between!r}"
-    )
-    return replace(known, why=why, warns=True)
+    return _read_as_one(known, texts, ",; ")
+
+
+def _read_as_one(known: Decision, texts: list[str], separators: Iterable[str]) -> Decision:
+    """Note that texts may be lists if most have one of the separators."""
+    for between in separators:
+        several = [text for text in texts if between in text]
+        if len(several) * 2 > len(texts):
+            why = (
+                f"its texts, such as {several[0]!r}, are read as one id each; if they are lists of "
+                f"ids, say in a schema what is between them: separator = {between!r}"
+            )
+            return replace(known, why=why, warns=True)
+    return known
 
 
 def _texts(column: pa.ChunkedArray) -> list[str]:
@@ -323,7 +327,11 @@ def _guess_text(name: str, column: pa.ChunkedArray, nulls: Sequence[str]) -> Dec
             why += f"; if {several[0]!r} is one id, write a schema (--infer) without the separator"
         return Decision(name, "sparse", why, separator=lists[0], element=lists[1], warns=warns)
     why = f"texts, {distinct:,} distinct in {values:,}"
-    return _unless_it_names_samples(Decision(name, "sparse", why), values, distinct)
+    guess = _unless_it_names_samples(Decision(name, "sparse", why), values, distinct)
+    # Parts of one id, such as country:city, are equally many in all texts. URLs have empty ones.
+    varied = [one for one in ":/" if len({text.count(one) for text in some}) > 1]
+    varied = [one for one in varied if not any(one * 2 in text for text in some)]
+    return guess if guess.warns else _read_as_one(guess, some, varied)
 
 
 def _unless_it_names_samples(guess: Decision, values: int, distinct: int) -> Decision:

@@ -98,7 +98,7 @@ class Schema:
         Raises DataError if the file is missing, or a field is unknown or invalid; the message
         names the field.
         """
-        model = read_file(path, _SchemaModel, "data", DataError)
+        model = read_file(path, _SchemaModel, "schema", DataError)
         of = {
             role: tuple(name for name, column in model.columns.items() if column.role == role)
             for role in get_args(Role)

@@ -18,6 +18,13 @@ MOST_DIGITS = 40
 """Most digits of an integer. Placer's integers fit into 64 bits, but a file's may not."""
 
 
+_KINDS = {
+    "shards": "a plan", "sampling": "a profile", "epoch": "a checkpoint",
+    "constants": "a calibration", "gpus": "a topology",
+}  # fmt: skip
+"""What a file with a field is."""
+
+
 class LimitError(ValueError):
     """A file exceeds a limit or is damaged, and is not read."""
 
@@ -59,6 +66,10 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
     placer.files.reading.LimitError: the key 'a' is there twice
     """
     content = read_limited(path, most_bytes)
+    if not content.strip():
+        raise LimitError("it is empty")
+    if content.startswith(b"\x1f\x8b"):
+        raise LimitError("it is compressed: gunzip it")
     values = sum(map(content.count, (b",", b"[", b"{")))
     if values > MOST_VALUES:
         raise LimitError(f"it has about {values} values, and at most {MOST_VALUES} are read")
@@ -77,6 +88,12 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES) -> Any:
         raise LimitError("its values are nested too deeply") from error
     except json.JSONDecodeError as error:
         raise LimitError(f"{error}") from error
+
+
+def kind_of(document: object) -> str:
+    """Return what a file of these values is, such as ``a plan``; empty if that is unknown."""
+    fields = document if isinstance(document, dict) else {}
+    return next((kind for field, kind in _KINDS.items() if field in fields), "")
 
 
 def _refuse(constant: str) -> None:

@@ -31,7 +31,7 @@ from placer.files.atomic import (
     write_bytes,
     write_text,
 )
-from placer.files.reading import LimitError, read_json
+from placer.files.reading import LimitError, kind_of, read_json
 from placer.growing.options import Growing
 from placer.plan.fields import SCHEMA_VERSION, Pipeline, Provenance, RowOrder, Shard, SolverRecord
 from placer.tables import ColdDType, Count, DType, Table
@@ -206,6 +206,9 @@ def parse(source: Path) -> tuple[dict[str, Any], PlanModel]:
             f"{source} is not JSON of a plan ({error}): cut short or edited; "
             "make it again with `placer plan`"
         ) from error
+    kind = kind_of(document)
+    if kind not in ("", "a plan"):
+        raise PlanError(f"{source} is {kind} and no plan; a plan is what `placer plan` wrote")
     version = document.get("schema_version") if isinstance(document, dict) else None
     if not isinstance(version, int) or isinstance(version, bool):
         raise PlanError(f"{source} is not a plan: it has no schema_version that is a number")
@@ -224,7 +227,7 @@ def _folder_for_plan(folder: Path) -> str:
             f"{folder} is a profile and no plan; make one with "
             f"`placer plan --profile {folder} -o plan.json`"
         )
-    plans = sorted(file.name for file in folder.glob("*.json"))
+    plans = sorted(file.name for file in folder.glob("*.json") if file.name != "checkpoint.json")
     inside = f", such as {folder / plans[0]}" if plans else ""
     return f"{folder} is a folder; a plan is the JSON file that `placer plan` wrote{inside}"
 

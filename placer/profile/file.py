@@ -33,7 +33,7 @@ from placer.files.atomic import (
     write_bytes,
     write_text,
 )
-from placer.files.reading import LimitError, read_json, read_limited
+from placer.files.reading import LimitError, kind_of, read_json, read_limited
 from placer.growing.working_set import HitRate
 from placer.profile.cdf import AccessCdf
 from placer.profile.locality import WindowCounts
@@ -325,6 +325,11 @@ def _read_document(file: Path) -> dict[str, Any]:
     try:
         document = read_json(file)
     except OSError as error:
+        if file.parent.is_dir() and file.name == JSON_NAME and not file.exists():
+            raise ProfileError(
+                f"{file.parent} is a folder without {JSON_NAME} and no profile; give the folder "
+                "that `placer profile` wrote"
+            ) from error
         raise ProfileError(f"cannot read profile {file}: {error.strerror or error}") from error
     except LimitError as error:
         if file.name == JSON_NAME:
@@ -333,12 +338,13 @@ def _read_document(file: Path) -> dict[str, Any]:
             f"{file} is no profile ({error}); if it is a log, make one with "
             f"`placer profile {file} -o profile`"
         ) from error
+    kind = kind_of(document)
+    if kind not in ("", "a profile"):
+        raise ProfileError(
+            f"{file} is {kind} and no profile; give the folder that `placer profile` wrote"
+        )
     if not isinstance(document, dict) or "schema_version" not in document:
         raise ProfileError(f"{file} is no profile; it has no schema_version")
-    if "shards" in document:
-        raise ProfileError(
-            f"{file} is a plan and no profile; give the folder that `placer profile` wrote"
-        )
     version = document["schema_version"]
     if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
         raise ProfileError(

@@ -89,11 +89,14 @@ def _read_counts(files: Sequence[str], rows: Mapping[str, int]) -> dict[str, Row
         for batch in parquet_batches(file, _COUNT_COLUMNS):
             encoded = _texts(batch, "table", file).dictionary_encode()
             tables = encoded.indices.to_numpy(zero_copy_only=False)
+            names = _names(encoded.dictionary, "table", file)
             ids, counts = _integers(batch, "id", file), _integers(batch, "count", file)
             if counts.size and counts.min() < 0:
                 raise DataError(f"{file}: count {counts.min()} is negative")
-            for index, name in enumerate(_names(encoded.dictionary, "table", file)):
-                here = (tables == index) & (counts > 0)
+            by_table = np.argsort(tables, kind="stable")
+            ends = np.bincount(tables, minlength=len(names)).cumsum()
+            for name, own_rows in zip(names, np.split(by_table, ends), strict=False):
+                here = own_rows[counts[own_rows] > 0]
                 read, own = counts[here], counted.setdefault(name, DistinctKeys())
                 totals[name] = totals.get(name, 0.0) + float(read.sum(dtype=np.float64))
                 if totals[name] >= 1 << 62:

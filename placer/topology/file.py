@@ -9,11 +9,12 @@ from dataclasses import asdict, replace
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from placer.config_file import StrictModel
-from placer.errors import PlacerError, TopologyError
+from placer.errors import PlacerError, TopologyError, did_you_mean
 from placer.topology.devices import Drive, Gpu, Host, Link, LinkKind, TopologyFields
+from placer.topology.kinds import GPU_KINDS
 from placer.units import LEAST_WITHOUT_UNIT, listed, parse_bytes
 
 _RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?)\s*([A-Za-z]*)(?:/s)?\s*")
@@ -40,6 +41,13 @@ def parse_rate(text: str | int | float) -> float:
 def _is_small(value: object) -> bool:
     """Return true if a value is a number too small to be meant in bytes."""
     return isinstance(value, int | float) and 0 < value < LEAST_WITHOUT_UNIT
+
+
+def _kind_of_gpu(value: str) -> str:
+    if value and value not in GPU_KINDS:
+        more = did_you_mean(value.lower(), GPU_KINDS)
+        raise ValueError(f"no known kind of GPU, leave it out for another{more}")
+    return value
 
 
 def _bandwidth(value: Any) -> float:
@@ -95,7 +103,7 @@ class GpuEntry(StrictModel):
     memory_bytes: Size = Field(alias="memory")
     hbm_bytes_per_s: Bandwidth = Field(alias="hbm_bandwidth")
     launch_s: Seconds = 5e-6
-    chip: str = ""
+    chip: Annotated[str, AfterValidator(_kind_of_gpu)] = ""
 
 
 class DriveEntry(StrictModel):

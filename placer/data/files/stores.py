@@ -66,14 +66,20 @@ def here(path: AnyPath, fix: str = "copy it here first") -> str:
     return local_path(text)
 
 
+_PIPES: dict[str, str] = {}
+"""Names of pipes, by their copies."""
+
+
 def shown(file: str) -> str:
     """Return a file's name for messages and profiles: a URI without credentials and settings.
+
+    A copy of a pipe is called as the pipe.
 
     >>> shown("s3://key:secret@bucket/day_0.csv?endpoint_override=localhost:9000")
     's3://bucket/day_0.csv'
     """
     if not is_uri(file):
-        return file
+        return _PIPES.get(file, file)
     parts = urlsplit(file)
     host = parts.netloc
     if parts.scheme not in ("abfs", "abfss"):  # Here the part before @ is a container, no secret.
@@ -233,7 +239,7 @@ def _local(path: str) -> list[str]:
         mode = 0
     if S_ISFIFO(mode) or S_ISCHR(mode):
         with Path(path).open("rb") as pipe:
-            return [_copied(pipe, Path(path).name)]
+            return [_copied(pipe, path)]
     if S_ISDIR(mode):
         return _inside(path)
     if mode or not _MAGIC.search(path):
@@ -247,6 +253,8 @@ def _local(path: str) -> list[str]:
 
 
 def _inside(folder: str) -> list[str]:
+    if Path(folder, "profile.json").is_file():
+        raise DataError(f"{folder} is a profile and no log; name the files of a log")
     inside = [
         str(file)
         for file in Path(folder).rglob("*")
@@ -319,7 +327,8 @@ def _copied(stream: IO[bytes], name: str) -> str:
             )
     folder = tempfile.mkdtemp(prefix="placer-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    copy = Path(folder, name)
+    copy = Path(folder, Path(name).name)
+    _PIPES[str(copy)] = name
     try:
         with copy.open("wb") as file:
             shutil.copyfileobj(stream, file, 1 << 20)

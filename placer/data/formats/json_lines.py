@@ -157,7 +157,7 @@ def _unreadable(block: Block, types: Mapping[str, IdType | None], error: Excepti
 
     If there is none, return what Arrow says.
     """
-    for number, line in enumerate(bytes(block.data).splitlines()):
+    for number, line in enumerate(bytes(block.data).split(b"\n")[:-1]):
         place = block.place.of(number)
         try:
             values = json.loads(line)

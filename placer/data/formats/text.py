@@ -168,8 +168,14 @@ def head_lines(file: str) -> bytes:
         start = head(file, most_bytes)
         whole = len(start) < most_bytes
         start = start.removeprefix(codecs.BOM_UTF8)
-        if not start.strip(b"\r\n"):
+        text = start.strip(b"\r\n")
+        if not text:
             raise DataError(f"{shown(file)} is empty; a log needs at least one sample")
+        if b"\r" in text and b"\n" not in text:
+            raise DataError(
+                f"{shown(file)}: its lines end with carriage returns alone; write newlines "
+                "(tr '\\r' '\\n')"
+            )
         if start.startswith((b"PAR1", b"ARROW1")):
             raise DataError(
                 f"{shown(file)} is Parquet or Arrow, and no text; name its format (--log-format, "
