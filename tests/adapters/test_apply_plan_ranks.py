@@ -1,12 +1,22 @@
 """A plan over ranks of `torch.distributed`: the model trains as in one process."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.multiprocessing as mp
-from apply_plan_cases import EPS, LR, assert_equal_models, clicks, loss_of, plan_for, trained_whole
-from ranks_launcher import join_group, leave_group
+from apply_plan_cases import (
+    EPS,
+    LR,
+    assert_equal_models,
+    clicks,
+    loss_of,
+    optimizers,
+    plan_for,
+    trained_whole,
+)
+from ranks_launcher import join_group, leave_group, run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,3 +89,47 @@ def test_ranks_train_as_one_process(placement: str, kind: str, tmp_path: Path) -
         assert optimizer["pages.exp_avg" if kind == "adam" else "pages.sum"].shape[0] == 30
         assert "backend='auto'" in text
         assert rates == {}
+
+
+def clips(rank: int, world: int, placement: str, norm_type: float) -> Any:
+    """Norms before clipping, and what was learned from what is left."""
+    model = clicks()
+    applied = apply_plan(model, plan_for(placement, optimizer="sgd"), lr=LR)
+    wrapped = DistributedDataParallel(model)
+    trainer = torch.optim.SGD(wrapped.parameters(), lr=LR)
+    applied.update_with(trainer)
+    norms = []
+    for step in range(STEPS):
+        trainer.zero_grad()
+        loss_of(wrapped, step * world + rank).backward()
+        norms.append(applied.clip_grad_norm_(wrapped.parameters(), 0.05, norm_type))
+        trainer.step()
+    state = model.state_dict()
+    remove_plan(model)
+    return norms, state
+
+
+@pytest.mark.parametrize(
+    ("placement", "norm_type"),
+    [
+        ("columns", 2.0),
+        ("staged", float("inf")),
+        pytest.param("replicas", 1.0, marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_are_clipped_as_in_one_process(placement: str, norm_type: float) -> None:
+    whole = clicks()
+    trainers = optimizers(whole, "sgd")
+    norms = []
+    for step in range(STEPS):
+        for trainer in trainers:
+            trainer.zero_grad()
+        (sum(loss_of(whole, step * WORLD + rank) for rank in range(WORLD)) / WORLD).backward()
+        norms.append(nn.utils.clip_grad_norm_(whole.parameters(), 0.05, norm_type))
+        for trainer in trainers:
+            trainer.step()
+    for found, state in run(WORLD, [("clips", clips, (placement, norm_type))]).of("clips"):
+        torch.testing.assert_close(found, norms)
+        model = clicks()
+        model.load_state_dict(state)
+        assert_equal_models(model, whole)

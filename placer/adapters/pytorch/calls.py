@@ -81,6 +81,12 @@ def of_each_lookup(batch: BagBatch, of_bags: Tensor) -> Tensor:
     return of_bags[bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())]
 
 
+def by_lookup(batch: BagBatch, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row of each lookup, and its part of the gradient, shape (lookups, dim)."""
+    every = of_each_lookup(batch, gradient)
+    return batch.ids, every if batch.weights is None else every * batch.weights.unsqueeze(1)
+
+
 def _checked(values: Tensor) -> Tensor:
     if values.dtype not in (torch.int64, torch.int32):
         raise DataError(
