@@ -154,7 +154,7 @@ def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 
     placer.errors.PlanMismatchError: lr nan must be a number of at least 0
     """
     for name, value in (("lr", lr), ("eps", eps)):
-        if not 0 <= float(value) < math.inf:
+        if isinstance(value, str) or not 0 <= float(value) < math.inf:
             raise PlanMismatchError(f"{name} {value} must be a number of at least 0")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise PlanMismatchError(f"betas {tuple(betas)} must be two and lie within 0..1, 1 excluded")

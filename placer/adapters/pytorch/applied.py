@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.adapters.pytorch.table import PlacedTable
-from placer.errors import CheckpointError, PlacerError
+from placer.errors import CheckpointError, PlacerError, check_kinds
 from placer.executor import HitRates
 from placer.executor.embeddings import uncompiled
 from placer.growing import KeyCounts
@@ -63,6 +63,7 @@ class AppliedPlan(Summarized):
         Their own rate is that at the scheduler's base rate, or at the ``max_lr`` of `OneCycleLR`.
         Call `remove` of the returned handle to update in backward again.
         """
+        check_kinds(optimizer=(optimizer, torch.optim.Optimizer))
         tables = list(self.tables.values())
         group = optimizer.param_groups[0]
         start = float(group["lr"])
@@ -141,6 +142,8 @@ class AppliedPlan(Summarized):
                 "clip; call update_with(optimizer) first"
             )
         several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        for one in several:
+            check_kinds(parameters=(one, Tensor))
         for norm in gradient_norms(self.tables.values(), float(norm_type)):
             several.append(torch.empty_like(norm))  # Stands for a table, whose norm this is.
             several[-1].grad = norm
@@ -173,6 +176,7 @@ class AppliedPlan(Summarized):
         Raises CheckpointError if a table's state, learning rate or eps is missing or has another
         shape.
         """
+        check_kinds(state_dict=(state_dict, Mapping))
         missing = self.constants().keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
@@ -211,6 +215,7 @@ class AppliedPlan(Summarized):
 
         Raises CheckpointError if a table's state is missing or has another shape.
         """
+        check_kinds(state=(state, Mapping))
         for table in self.tables.values():
             table.load_optimizer_state(state)
             table.saves.all_saved()
