@@ -57,7 +57,10 @@ def _train(rank: int, folder: str, placement: str, kind: str) -> None:
     state = model.state_dict()
     save_tables(f"{folder}/tables", applied_plan(model))
     load_tables(f"{folder}/tables", applied_plan(model))
+    applied = applied_plan(model)
     trained = remove_plan(model)
+    with pytest.raises(BackendError, match="connections to other ranks are closed"):
+        applied.state_dict()
     torch.save((state, model.state_dict(), trained, text, rates), f"{folder}/{rank}.pt")
 
 
