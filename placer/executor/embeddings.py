@@ -52,6 +52,8 @@ def uncompiled(function: Callable[Parameters, Result]) -> Callable[Parameters, R
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+            # Otherwise, this wrapper is compiled anew for each function that it wraps.
+            torch._dynamo.decorators.skip(outside)
         return disabled[0](*args, **kwargs)
 
     # The compiler calls functions with these attributes instead of tracing them.

@@ -206,7 +206,8 @@ class ShardedEmbeddings(Embeddings):
         values = comm.exchange("gradients", gradients[order].view(-1), *cells).view(-1, dim)
         norm = gradient_norm(there, values * self._served.gradient_scale, norm_type)
         norms = comm.gather("gradients", norm.view(1)).view(-1)
-        return torch.linalg.vector_norm(norms, norm_type).to(self.device)
+        total: Tensor = torch.linalg.vector_norm(norms, norm_type)
+        return total.to(self.device)
 
     def rows_of(self, batch: BagBatch, training: bool, open_steps: int) -> BagBatch:
         """Return the batch with each key replaced by its row, for callers that read by rows.

@@ -311,7 +311,8 @@ def gradient_norm(rows: Tensor, gradients: Tensor, norm_type: float) -> Tensor:
     _, sums = rows_added(rows, gradients)
     # With a zero, because torch has no largest of no values.
     padded = torch.nn.functional.pad(sums.flatten(), (0, 1))
-    return torch.linalg.vector_norm(padded, norm_type)
+    norm: Tensor = torch.linalg.vector_norm(padded, norm_type)
+    return norm
 
 
 def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
