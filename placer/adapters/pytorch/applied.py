@@ -148,7 +148,8 @@ class AppliedPlan(Summarized):
             several.append(torch.empty_like(norm))  # Stands for a table, whose norm this is.
             several[-1].grad = norm
         total = nn.utils.clip_grad_norm_(several, max_norm, norm_type, error_if_nonfinite, foreach)
-        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        whole = total.full_tensor() if hasattr(total, "full_tensor") else total  # Of FSDP.
+        factor = (max_norm / (whole + 1e-6)).clamp(max=1.0)
         for table in self.tables.values():
             table.scale_gradients(factor)
         return total
