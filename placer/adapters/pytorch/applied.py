@@ -64,6 +64,8 @@ class AppliedPlan(Summarized):
         Call `remove` of the returned handle to update in backward again.
         """
         check_kinds(optimizer=(optimizer, torch.optim.Optimizer))
+        # Accelerate's `prepare` wraps optimizers, without the hooks of their steps.
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         tables = list(self.tables.values())
         group = optimizer.param_groups[0]
         start = float(group["lr"])
