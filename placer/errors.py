@@ -6,6 +6,7 @@ is a *result* of a solver (`solvers.Termination`).
 """
 
 from collections.abc import Iterable
+from types import UnionType
 
 
 class PlacerError(Exception):
@@ -46,6 +47,19 @@ class CheckpointError(PlacerError):
 
 class BackendError(PlacerError):
     """An optional library is missing, or a library failed."""
+
+
+def check_kinds(**arguments: tuple[object, type | UnionType]) -> None:
+    """Raise PlacerError if an argument is not of its type, such as one of two that are swapped.
+
+    >>> check_kinds(rows=(9, int), name=("item", str | None), steps=("many", int))
+    Traceback (most recent call last):
+    placer.errors.PlacerError: steps must be of type int, not str
+    """
+    for name, (value, kind) in arguments.items():
+        if not isinstance(value, kind):
+            wanted = getattr(kind, "__name__", kind)
+            raise PlacerError(f"{name} must be of type {wanted}, not {type(value).__name__}")
 
 
 def did_you_mean(wrong: str, names: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 from placer.constraints.constraints import Constraints
 from placer.constraints.file import TableRule
 from placer.dense import Dense, DenseLayers, DenseMemory, DenseNetwork, dense_memory
-from placer.errors import ProblemError
+from placer.errors import ProblemError, check_kinds
 from placer.growing.options import Growing
 from placer.plan.drift import in_plan_order
 from placer.plan.fields import PIPELINES, Pipeline
@@ -80,6 +80,10 @@ class Problem(Summarized):
     exchange_dtype: DType = "float32"
 
     def __post_init__(self) -> None:
+        check_kinds(
+            profile=(self.profile, Profile), topology=(self.topology, Topology),
+            constraints=(self.constraints, Constraints), growing=(self.growing, Mapping),
+        )  # fmt: skip
         if not len(self.profile):
             raise ProblemError("the profile has no table to place")
         if not isinstance(self.batch_size, SupportsIndex) or self.batch_size < 1:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import cost_models
-from placer.errors import PlacerError
+from placer.errors import PlacerError, check_kinds
 
 if TYPE_CHECKING:
     from cost_models import CostModel
@@ -73,8 +73,10 @@ def solve(
     time_limit_s, gap, seed, threads, max_steps, stop
         See `Limits`.
     """
+    from placer.problem import Problem
     from solvers.result import Limits
 
+    check_kinds(problem=(problem, Problem))
     strategy = _by_name(solver)
     model = cost_models.cost_model(cost_model) if isinstance(cost_model, str) else cost_model
     return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads, max_steps, stop))

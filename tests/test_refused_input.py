@@ -19,7 +19,19 @@ from torch import nn
 from training_cases import plan_for, small_log
 
 from cost_models import Roofline
-from placer import Feature, Plan, Problem, Profile, Shard, Table, Topology, apply_plan
+from placer import (
+    Feature,
+    Plan,
+    Problem,
+    Profile,
+    Shard,
+    Table,
+    Topology,
+    apply_plan,
+    profile_model,
+    remove_plan,
+)
+from placer.adapters.pytorch import AppliedPlan, applied_plan
 from placer.data import open_log
 from placer.data.files.opening import Unpacked
 from placer.data.formats.columnar import ParquetSource
@@ -35,12 +47,17 @@ from placer.errors import (
     ProfileError,
 )
 from placer.executor import BagBatch, PlacedEmbeddings, ShardedEmbeddings, make_embeddings
+from placer.executor.optimizers import check_constants
 from placer.files.atomic import HashedFile
 from placer.plan.origin import profile_of
+from placer.plan.serving import serving_plan
 from placer.plan.verify import violations
+from placer.profile.count import profile_log
 from placer.profile.from_counts import profile_counts
 from placer.profile.table_profile import RowCounts
+from placer.storage.checkpoint import load_model, load_tables, save_model, save_tables
 from placer.topology.devices import Drive
+from placer.training import train
 from placer.training.distributed import ALONE
 from placer.workloads import named_workload
 from solvers import solve
@@ -214,12 +231,53 @@ def test_numpy_integers_are_numbers(tmp_path: Path) -> None:
     "use", [PlacedEmbeddings, make_embeddings, partial(apply_plan, nn.Linear(1, 1))]
 )
 def test_what_is_no_plan_is_not_trained_with(use: Callable[[Any], object]) -> None:
-    with pytest.raises(
-        PlanMismatchError, match=r"None is no Plan \(a search that finds no plan says"
-    ):
+    with pytest.raises(PlanMismatchError, match=r"not NoneType \(a search that finds no plan says"):
         use(None)
-    with pytest.raises(PlanMismatchError, match=r"'plan.json' is no Plan \(Plan.load reads a file"):
+    with pytest.raises(
+        PlanMismatchError, match=r"must be of type Plan, not str \(Plan.load reads a file"
+    ):
         use("plan.json")
+
+
+PROFILE, MACHINE = named_workload("random-2"), Topology.parse("1xh100")
+SMALL = solve(Problem(PROFILE, MACHINE), "greedy-size").plan
+MODEL, TABLES = nn.Linear(1, 1), AppliedPlan({})
+TRAINER = torch.optim.SGD(MODEL.parameters())
+SCHEDULE = torch.optim.lr_scheduler.StepLR(TRAINER, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: apply_plan(SMALL, MODEL), "model must be of type Module, not Plan"),
+        (lambda: apply_plan(MODEL, SMALL, TRAINER), r"optimizer must be of type str \| None, not"),
+        (lambda: apply_plan(MODEL, SMALL, optimizers=TRAINER), "optimizers must be of type Iter"),
+        (lambda: apply_plan(MODEL, SMALL, optimizers=[SCHEDULE]), "type Optimizer, not StepLR"),
+        (lambda: apply_plan(MODEL, SMALL, growing={"t": 9}), "type Growing, not int"),
+        (lambda: applied_plan(TABLES), "model must be of type Module, not AppliedPlan"),
+        (lambda: remove_plan(TABLES), "model must be of type Module, not AppliedPlan"),
+        (lambda: profile_model([1], MODEL), "model must be of type Module, not list"),
+        (lambda: TABLES.update_with(SCHEDULE), "optimizer must be of type Optimizer, not StepLR"),
+        (lambda: TABLES.load_state_dict("run.pt"), "state_dict must be of type Mapping, not str"),
+        (lambda: TABLES.load_optimizer_state_dict([]), "state must be of type Mapping, not list"),
+        (lambda: TABLES.clip_grad_norm_([TRAINER], 1.0), "parameters must be of type Tensor, not"),
+        (lambda: check_constants(lr="0.1"), "lr 0.1 must be a number"),
+        (lambda: save_tables("folder", MODEL), "applied must be of type AppliedPlan, not Linear"),
+        (lambda: load_tables(TABLES, "folder"), r"folder must be of type str \| os.PathLike, not"),
+        (lambda: save_model("folder", TABLES), "model must be of type Module, not AppliedPlan"),
+        (lambda: load_model("folder", TABLES), "model must be of type Module, not AppliedPlan"),
+        (lambda: BagBatch.from_features(["f"], {}), "features must be of type Mapping, not list"),
+        (lambda: serving_plan(MACHINE, PROFILE, 0.9), "profile must be of type Profile, not Topo"),
+        (lambda: Problem(MACHINE, PROFILE), "profile must be of type Profile, not Topology"),
+        (lambda: Problem(PROFILE, "1xh100"), "topology must be of type Topology, not str"),
+        (lambda: solve(PROFILE), "problem must be of type Problem, not Profile"),
+        (lambda: train(MODEL, "log.tsv"), "plan must be of type Plan, not Linear"),
+        (lambda: profile_log("log.tsv"), "log must be of type Log, not str"),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(PlacerError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("change", [{"devices": ("gpu:9",)}, {"rows": (0, 12, 0)}])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from placer.errors import PlacerError, PlanMismatchError
+from placer.errors import PlacerError, PlanMismatchError, check_kinds
 from placer.executor.id_order import rows_from
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.lookups.batch_reads import feature_reads
@@ -52,6 +52,8 @@ def uncompiled(function: Callable[Parameters, Result]) -> Callable[Parameters, R
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function))  # type: ignore[no-untyped-call]
+            # Otherwise, this wrapper is compiled anew for each function that it wraps.
+            torch._dynamo.decorators.skip(outside)
         return disabled[0](*args, **kwargs)
 
     # The compiler calls functions with these attributes instead of tracing them.
@@ -96,6 +98,7 @@ class Embeddings(nn.Module, ABC):
     ) -> None:
         super().__init__()
         check_plan(plan)
+        check_kinds(optimizer=(optimizer, str | None))
         check_weights("weights", weights, plan.tables)
         if optimizer is not None and optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
@@ -287,19 +290,11 @@ class Embeddings(nn.Module, ABC):
             destination[f"{prefix}{name}"] = values
 
     def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Mapping[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
+        self, state_dict: Mapping[str, Any], prefix: str, metadata: Any, strict: bool, *found: Any
     ) -> None:
         # Runs hooks; there is nothing of nn.Module's own to load.
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, False, missing_keys, unexpected_keys, error_msgs
-        )
+        super()._load_from_state_dict(state_dict, prefix, metadata, False, *found)
+        missing_keys, unexpected_keys, _ = found
         keys = {f"{prefix}{table.name}.weight": table.name for table in self.plan.tables}
         weights = {name: state_dict[key] for key, name in keys.items() if key in state_dict}
         maps = {f"{prefix}{name}": name for name in self.keys.names()}

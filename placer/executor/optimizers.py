@@ -13,7 +13,7 @@ or on a restart.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -153,8 +153,9 @@ def check_constants(lr: float, eps: float = 0.0, betas: Sequence[float] = (0.9, 
     Traceback (most recent call last):
     placer.errors.PlanMismatchError: lr nan must be a number of at least 0
     """
-    for name, value in (("lr", lr), ("eps", eps)):
-        if not 0 <= float(value) < math.inf:
+    constants: dict[str, Any] = {"lr": lr, "eps": eps}
+    for name, value in constants.items():
+        if isinstance(value, str) or not 0 <= float(value) < math.inf:
             raise PlanMismatchError(f"{name} {value} must be a number of at least 0")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise PlanMismatchError(f"betas {tuple(betas)} must be two and lie within 0..1, 1 excluded")

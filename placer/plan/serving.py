@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from placer.errors import ProblemError
+from placer.errors import ProblemError, check_kinds
 from placer.plan.fields import RowOrder, Shard, whole_table_shard
 from placer.plan.plan import Plan
 from placer.plan.verify import verify
@@ -42,6 +42,7 @@ def serving_plan(profile: Profile, topology: Topology, hit_rate: float) -> Plan:
     >>> plan.shards[0].lookup, plan.shards[0].cache_rows
     ('cached', 20303)
     """
+    check_kinds(profile=(profile, Profile), topology=(topology, Topology))
     if not 0 <= hit_rate <= 1:
         raise ProblemError(f"hit_rate {hit_rate} must lie within 0..1")
     if len(topology.gpus) != 1:

@@ -14,7 +14,7 @@ from placer.data.layout import Format
 from placer.data.log import Bags, Chunk, Log
 from placer.data.reader import EncodedLog, open_log
 from placer.data.source import Progress
-from placer.errors import DataError, ProfileError
+from placer.errors import DataError, ProfileError, check_kinds
 from placer.files.atomic import StrPath
 from placer.profile.locality import LocalityCounter
 from placer.profile.profile import Profile
@@ -212,6 +212,7 @@ def profile_log(
     source : str, optional
         Where the log comes from, as text for people; by default its files.
     """
+    check_kinds(log=(log, Log))
     if sample is not None and not 0 < sample <= 1:
         raise DataError(f"sample must be a share above 0 and at most 1, not {sample}")
     options = TableOptions(dim, dtype, optimizer, pooling)

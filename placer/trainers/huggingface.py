@@ -1,6 +1,5 @@
 """Train placed tables with Hugging Face's `Trainer`: save, resume, accumulate and clip."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ class PlacerTrainer(Trainer):
     Each checkpoint has a folder with the tables' weights and optimizer state, and the model's file
     with the dense layers. ``resume_from_checkpoint`` and ``load_best_model_at_end`` load both.
     Tables are updated in the optimizer's step. So ``gradient_accumulation_steps``, the schedule of
-    learning rates and, in one process, ``max_grad_norm`` also apply to them. To combine it with
-    your own trainer, write ``class Mine(PlacerTrainer, Own)``.
+    learning rates and ``max_grad_norm`` also apply to them. To combine it with your own trainer,
+    write ``class Mine(PlacerTrainer, Own)``.
 
     Raises PlanMismatchError if no plan is applied to the model.
     """
@@ -36,14 +35,6 @@ class PlacerTrainer(Trainer):
         # `Trainer` takes the state dict on one rank only, but all ranks must gather tables.
         self.applied.leave_state_dict()
         self._updates_tables: torch.optim.Optimizer | None = None
-        tables = self.applied.tables.values()
-        self._clips_tables = all(table.embeddings.world == 1 for table in tables)
-        if self.args.max_grad_norm and not self._clips_tables:
-            warnings.warn(
-                "max_grad_norm clips the gradients of the dense layers alone where ranks share "
-                "tables; pass max_grad_norm=0 to clip none",
-                stacklevel=2,
-            )
 
     def create_optimizer(self, *arguments: Any, **options: Any) -> torch.optim.Optimizer:
         """Make the optimizer, and let its steps update the tables."""
@@ -80,6 +71,4 @@ class PlacerTrainer(Trainer):
         load_tables(folder, self.applied)
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        if not self._clips_tables:
-            return super()._clip_grad_norm(model)
         return self.applied.clip_grad_norm_(model.parameters(), self.args.max_grad_norm)

@@ -12,7 +12,7 @@ import torch
 
 from placer.data.log import Chunk, Log
 from placer.data.reader import EncodedLog
-from placer.errors import CheckpointError, DataError, PlanMismatchError
+from placer.errors import CheckpointError, DataError, PlanMismatchError, check_kinds
 from placer.executor.backends import usable_device
 from placer.executor.distributed import serve_tables
 from placer.executor.local.hit_rates import HitRates
@@ -124,6 +124,7 @@ def train(
     metrics : sequence of MetricLog
         Logs that receive the metrics of each step, from the first rank.
     """
+    check_kinds(plan=(plan, Plan), log=(log, Log), config=(config, TrainConfig | None))
     config = config or TrainConfig()
     if eval_log is not None:
         config = replace(config, holdout_every=0)

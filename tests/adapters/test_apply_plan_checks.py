@@ -27,7 +27,7 @@ from torch.nn.utils import parametrizations
 from placer import Feature, Plan, Shard, Table, apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
 from placer.adapters.pytorch.models import match_tables
-from placer.errors import CapacityError, PlanMismatchError
+from placer.errors import CapacityError, PlacerError, PlanMismatchError
 from placer.topology.topology import Topology
 
 
@@ -222,7 +222,7 @@ def test_optimizers_lose_the_tables() -> None:
     model, other = clicks(), clicks()
     trainer = torch.optim.Adagrad(model.parameters(), lr=LR, weight_decay=0.0)
     count = len(trainer.param_groups[0]["params"])
-    with pytest.raises(TypeError, match="not iterable"):
+    with pytest.raises(PlacerError, match="optimizers must be of type Iterable, not Adagrad"):
         apply_plan(model, plan_for(), optimizers=trainer)  # The model is as it was.
     apply_plan(model, plan_for(), optimizers=[trainer])
     assert len(trainer.param_groups[0]["params"]) == count - len(TABLES)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from placer import apply_plan, remove_plan
 from placer.adapters.pytorch import applied_plan
-from placer.errors import CheckpointError, PlanMismatchError
+from placer.errors import CheckpointError, PlacerError, PlanMismatchError
 from placer.storage.checkpoint import load_tables, save_tables
 
 
@@ -134,6 +134,23 @@ def test_a_module_that_was_swapped_says_so() -> None:
         kept(ids)
     remove_plan(model)
     assert torch.equal(kept(ids), expected)
+
+
+def test_a_weight_is_not_replaced() -> None:
+    model = placed()
+    replaced = nn.Parameter(torch.zeros(40, 8))
+    with pytest.raises(PlanMismatchError, match="weight of table 'item' cannot be replaced"):
+        model.item.weight = replaced
+    with pytest.raises(PlanMismatchError, match="by assignment or functional_call"):
+        torch.func.functional_call(model, {"item.weight": replaced}, (batch(0),))
+
+
+def test_transforms_of_functions_are_refused() -> None:
+    model = placed()
+    with pytest.raises(PlacerError, match="under vmap, grad and other transforms"):
+        torch.vmap(model.query)(torch.zeros(3, 2, 1, dtype=torch.int64))
+    with torch.no_grad(), pytest.raises(PlacerError, match="under vmap, grad and other transf"):
+        torch.vmap(model.item)(torch.zeros(3, 2, dtype=torch.int64))
 
 
 def test_copies_are_independent_and_train_on() -> None:

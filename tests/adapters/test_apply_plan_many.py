@@ -246,3 +246,27 @@ def test_layers_under_checkpointing_may_read_outputs_first() -> None:
         for number, bag in enumerate(whole.bags):
             expected = bag.weight.detach() - 0.1 * bag.weight.grad
             torch.testing.assert_close(state[f"bags.{number}.weight"], expected)
+
+
+def _compiles(rank: int, world: int) -> Any:
+    """What a compiled model has learned; to compile anything a second time is an error."""
+    model = Many(3)
+    apply_plan(model, plan_of(3), lr=0.1)
+    compiled = torch.compile(model, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(3):
+            compiled(ids_of(3, step, rank, 4)).sum().backward()
+    remove_plan(model)
+    return model.state_dict()
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_once() -> None:
+    model = Many(3)
+    apply_plan(model, plan_of(3), lr=0.1)
+    for step in range(3):
+        (sum(model(ids_of(3, step, rank, 4)).sum() for rank in range(WORLD)) / WORLD).backward()
+    remove_plan(model)
+    for state in run(WORLD, [("compiles", _compiles, ())]).of("compiles"):
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(state[name], value)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from placer import Feature, Plan, Shard, Table, apply_plan, remove_plan
-from placer.errors import DataError, PlanMismatchError
+from placer.errors import BackendError, DataError, PlanMismatchError
 from placer.executor import serve_tables
 from placer.growing import Growing
 from placer.storage.checkpoint import load_tables, save_tables
@@ -99,6 +99,8 @@ def trains(rank: int, world: int, optimizer: str, planned: str, folder: Path) ->
             model(bad)
     state = model.state_dict()
     trained = remove_plan(model)
+    with pytest.raises(BackendError, match="connections to other ranks are closed"):
+        applied.state_dict()
     return state, model.state_dict(), trained
 
 

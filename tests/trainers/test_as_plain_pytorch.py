@@ -125,15 +125,16 @@ def test_a_warm_up_by_hand_from_zero_is_refused() -> None:
 
 
 @pytest.mark.parametrize("max_norm", [0.01, 100.0])
-def test_clipping_is_that_of_parameters(max_norm: float) -> None:
+@pytest.mark.parametrize("norm_type", [2, 1.0, float("inf"), "inf"])
+def test_clipping_is_that_of_parameters(max_norm: float, norm_type: float) -> None:
     model, applied, optimizer = models()
     theirs, other = plain()
     for steps in (range(2), range(2, 4)):
         for one, trainer in ((model, optimizer), (theirs, other)):
             trainer.zero_grad()
             backward(one, steps)
-        ours = applied.clip_grad_norm_(model.parameters(), max_norm)
-        norm: Tensor = torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+        ours = applied.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+        norm: Tensor = nn.utils.clip_grad_norm_(theirs.parameters(), max_norm, norm_type)
         torch.testing.assert_close(ours, norm)
         optimizer.step()
         other.step()
@@ -153,7 +154,7 @@ def test_clipping_needs_gradients_that_wait() -> None:
         applied.clip_grad_norm_(model.parameters(), 1.0)
     model, applied, _ = models()
     model.out.weight.grad = torch.full_like(model.out.weight, torch.inf)
-    with pytest.raises(RuntimeError, match="not finite"):
+    with pytest.raises(RuntimeError, match="non-finite"):
         applied.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
 
 

@@ -8,6 +8,7 @@ import torch
 from resume_cases import STEPS, assert_same, everything, loss_of, placed
 from torch import Tensor
 
+from placer import remove_plan
 from placer.trainers.accelerate import FOLDER, register_tables
 
 HALF = STEPS // 2
@@ -45,3 +46,24 @@ def test_a_resumed_run_is_equal(in_folder: bool, grows: bool, tmp_path: Path) ->
     assert (tmp_path / "first" / FOLDER).is_dir() == in_folder
     resumed = run(range(HALF, STEPS), in_folder, load=tmp_path / "first")
     assert_same(resumed, run(range(STEPS), in_folder))
+
+
+def test_a_prepared_optimizer_updates_the_tables() -> None:
+    weights = []
+    for is_placed in (True, False):
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model, applied = placed("sgd")
+        if not is_placed:
+            remove_plan(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        prepared, trainer = accelerator.prepare(model, optimizer)
+        if is_placed:
+            applied.update_with(trainer)
+        for step in range(4):
+            with accelerator.accumulate(prepared):
+                accelerator.backward(loss_of(prepared, step))
+                trainer.step()
+                trainer.zero_grad()
+        weights.append(model.state_dict())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name])

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.adapters.pytorch.table import PlacedTable
-from placer.errors import CheckpointError, PlacerError
+from placer.errors import CheckpointError, PlacerError, check_kinds
 from placer.executor import HitRates
 from placer.executor.embeddings import uncompiled
 from placer.growing import KeyCounts
@@ -63,6 +63,9 @@ class AppliedPlan(Summarized):
         Their own rate is that at the scheduler's base rate, or at the ``max_lr`` of `OneCycleLR`.
         Call `remove` of the returned handle to update in backward again.
         """
+        check_kinds(optimizer=(optimizer, torch.optim.Optimizer))
+        # Accelerate's `prepare` wraps optimizers, without the hooks of their steps.
+        optimizer = getattr(optimizer, "optimizer", optimizer)
         tables = list(self.tables.values())
         group = optimizer.param_groups[0]
         start = float(group["lr"])
@@ -110,16 +113,18 @@ class AppliedPlan(Summarized):
         self,
         parameters: Tensor | Iterable[Tensor],
         max_norm: float,
-        *,
+        norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
     ) -> Tensor:
         """Clip gradients of parameters and tables together, as if tables were parameters.
 
-        Like `torch.nn.utils.clip_grad_norm_`, clip the 2-norm and return the norm before clipping,
-        shape (). `parameters` are the dense ones: ``model.parameters()``. Call `update_with` first:
-        otherwise, the tables' gradients are already used up.
+        This is `torch.nn.utils.clip_grad_norm_` with the same arguments: it returns the norm before
+        clipping, shape (). `parameters` are the dense ones: ``model.parameters()``. Call
+        `update_with` first: otherwise, the tables' gradients are already used up. If ranks share
+        tables, all of them must call this, and it looks the step's rows up once more.
 
-        Raises PlacerError if `update_with` was not called or ranks share the tables.
+        Raises PlacerError if `update_with` was not called.
 
         >>> from torch import nn
         >>> from placer import Plan, Shard, Table, Topology, apply_plan
@@ -138,18 +143,15 @@ class AppliedPlan(Summarized):
                 "tables are updated in the backward pass, so that no gradient of theirs is left to "
                 "clip; call update_with(optimizer) first"
             )
-        several = [parameters] if isinstance(parameters, Tensor) else parameters
-        parameters = [each for each in several if each.grad is not None]
-        gradients = [each.grad for each in parameters if each.grad is not None]
-        dense = torch.nn.utils.get_total_norm(gradients)
-        squares = [table.squared_gradient_norm() for table in self.tables.values()]
-        total = (sum(squares, dense.double().square()).sqrt()).to(dense.dtype)
-        if error_if_nonfinite and not total.isfinite():
-            raise RuntimeError(
-                "the total norm of gradients is not finite, so they cannot be clipped"
-            )
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, total)
-        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        several = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        for one in several:
+            check_kinds(parameters=(one, Tensor))
+        for norm in gradient_norms(self.tables.values(), float(norm_type)):
+            several.append(torch.empty_like(norm))  # Stands for a table, whose norm this is.
+            several[-1].grad = norm
+        total = nn.utils.clip_grad_norm_(several, max_norm, norm_type, error_if_nonfinite, foreach)
+        whole = total.full_tensor() if hasattr(total, "full_tensor") else total  # Of FSDP.
+        factor = (max_norm / (whole + 1e-6)).clamp(max=1.0)
         for table in self.tables.values():
             table.scale_gradients(factor)
         return total
@@ -177,6 +179,7 @@ class AppliedPlan(Summarized):
         Raises CheckpointError if a table's state, learning rate or eps is missing or has another
         shape.
         """
+        check_kinds(state_dict=(state_dict, Mapping))
         missing = self.constants().keys() - state_dict.keys()
         if missing:
             raise CheckpointError(
@@ -215,6 +218,7 @@ class AppliedPlan(Summarized):
 
         Raises CheckpointError if a table's state is missing or has another shape.
         """
+        check_kinds(state=(state, Mapping))
         for table in self.tables.values():
             table.load_optimizer_state(state)
             table.saves.all_saved()
@@ -247,11 +251,31 @@ class AppliedPlan(Summarized):
 
 def update_tables(tables: Iterable[PlacedTable]) -> None:
     """Apply the gradients that tables have collected; update tables that ranks share together."""
+    own, shared = _by_owner(tables)
+    for table in own:
+        table.update()
+    for together, names in shared.items():
+        together.update(names)
+
+
+def gradient_norms(tables: Iterable[PlacedTable], norm_type: float) -> list[Tensor]:
+    """Return the norms of the gradients that tables have collected: float32, each of shape ()."""
+    own, shared = _by_owner(tables)
+    norms = [table.gradient_norm(norm_type) for table in own]
+    for together in shared:
+        norms += together.gradient_norms(norm_type)
+    return norms
+
+
+def _by_owner(
+    tables: Iterable[PlacedTable],
+) -> tuple[list[PlacedTable], dict[SharedTables, set[str]]]:
+    """Return the tables of this process alone, and the names of those that ranks share."""
+    own: list[PlacedTable] = []
     shared: dict[SharedTables, set[str]] = defaultdict(set)
     for table in tables:
         if table.shared.world > 1:
             shared[table.shared].add(table.name)
         else:
-            table.update()
-    for together, names in shared.items():
-        together.update(names)
+            own.append(table)
+    return own, shared

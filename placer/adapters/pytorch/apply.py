@@ -2,7 +2,7 @@
 
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from placer.adapters.pytorch.models import DrawnRows, ModelTable, match_tables
 from placer.adapters.pytorch.shared_tables import SharedTables, unwatch
 from placer.adapters.pytorch.stand_in import PlacedEmbedding, PlacedEmbeddingBag, StandIn
 from placer.adapters.pytorch.table import PlacedTable
-from placer.errors import PlanMismatchError
+from placer.errors import PlanMismatchError, check_kinds
 from placer.executor import Policy
 from placer.executor.lookups.batch_reads import read_by_one
 from placer.executor.memory.layout import check_is_plan, check_plan
@@ -89,9 +89,18 @@ def apply_plan(
     3
     """
     # 1. Check the plan, and match its tables with the model's modules. Nothing changes yet.
+    check_kinds(
+        model=(model, nn.Module), optimizer=(optimizer, str | None), betas=(betas, Sequence | None),
+        names=(names, Mapping | None), growing=(growing, Mapping | None),
+        optimizers=(optimizers, Iterable),
+    )  # fmt: skip
     _check_is_plain(model)
     check_is_plan(plan)
-    optimizers = list(optimizers)  # Fails here for a single one.
+    optimizers = list(optimizers)
+    for one in optimizers:
+        check_kinds(optimizers=(one, torch.optim.Optimizer))
+    for how in (growing or {}).values():
+        check_kinds(growing=(how, Growing))
     if optimizer is not None:
         if optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
@@ -131,6 +140,7 @@ def applied_plan(model: nn.Module) -> AppliedPlan:
 
     Raises PlanMismatchError if no plan is applied to the model.
     """
+    check_kinds(model=(model, nn.Module))
     tables = {
         module.table.name: module.table for module in model.modules() if isinstance(module, StandIn)
     }
@@ -179,7 +189,8 @@ def _check_is_plain(model: nn.Module) -> None:
         raise PlanMismatchError("a plan is applied to the model already; call remove_plan first")
     if isinstance(model, StandIn | nn.Embedding | nn.EmbeddingBag):
         raise PlanMismatchError("the model is an embedding itself; give the module that holds it")
-    if torch.get_default_device().type == "meta":
+    # Before torch 2.5, `get_default_device` does not know of ``with torch.device``.
+    if torch.empty(0).device.type == "meta":
         raise PlanMismatchError(
             "torch's default device is meta, whose tensors hold no values; the model may be made "
             "there, but apply the plan after torch.set_default_device('cpu')"
@@ -202,7 +213,7 @@ def _place(
     model_of = object()  # Identifies the model without keeping it alive.
     # Tables on the meta device go to the device of the model's other parameters.
     present = (each.device for each in model.parameters() if not each.is_meta)
-    home, by_device = next(present, torch.get_default_device()), defaultdict(list)
+    home, by_device = next(present, torch.empty(0).device), defaultdict(list)
     for name, partner in matched.items():
         by_device[home if partner.weight.is_meta else partner.weight.device].append(name)
     try:

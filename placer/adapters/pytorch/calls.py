@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map_only
 
-from placer.errors import BackendError, DataError
+from placer.errors import BackendError, DataError, PlacerError
 from placer.executor import BagBatch, ShardedEmbeddings
 from placer.executor.embeddings import uncompiled
 from placer.executor.lookups.bag_batch import joined_weights
@@ -81,7 +81,18 @@ def of_each_lookup(batch: BagBatch, of_bags: Tensor) -> Tensor:
     return of_bags[bags.repeat_interleave(batch.offsets.diff(), output_size=batch.ids.numel())]
 
 
+def by_lookup(batch: BagBatch, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the row of each lookup, and its part of the gradient, shape (lookups, dim)."""
+    every = of_each_lookup(batch, gradient)
+    return batch.ids, every if batch.weights is None else every * batch.weights.unsqueeze(1)
+
+
 def _checked(values: Tensor) -> Tensor:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise PlacerError(
+            "placed tables cannot be called under vmap, grad and other transforms of torch.func, "
+            "as their lookups are no pure functions; call remove_plan first"
+        )
     if values.dtype not in (torch.int64, torch.int32):
         raise DataError(
             f"ids and offsets are int64 or int32, not {values.dtype}; use .to(torch.int64)"

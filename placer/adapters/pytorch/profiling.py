@@ -11,7 +11,7 @@ from torch import nn
 
 from placer.adapters.pytorch.calls import bags_of, of_bags, of_rows, without
 from placer.adapters.pytorch.models import ModelTable, dtype_of, model_tables, pooling_of
-from placer.errors import DataError, PlanMismatchError
+from placer.errors import DataError, PlanMismatchError, check_kinds
 from placer.executor import BagBatch
 from placer.profile.count import DenseCounts, TableOptions
 from placer.profile.profile import Profile
@@ -57,6 +57,7 @@ def profile_model(
     source : str
         Where the batches come from, for reports.
     """
+    check_kinds(model=(model, nn.Module), batches=(batches, Iterable))
     model = getattr(model, "_orig_mod", model)  # Paths in a compiled model have a prefix.
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]

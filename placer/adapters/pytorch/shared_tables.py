@@ -23,6 +23,7 @@ from placer.adapters.pytorch.calls import (
     Output,
     Step,
     as_they_are,
+    by_lookup,
     joined,
     own_graph,
     present_device,
@@ -203,6 +204,27 @@ class SharedTables:
             self.tables[name].calls.clear()
             self.tables[name].updates += self.whole.counts_updates
 
+    @torch.no_grad()
+    def gradient_norms(self, norm_type: float) -> list[Tensor]:
+        """Return the norm of each table's averaged gradients; see `PlacedTable.gradient_norm`."""
+        self.flush()
+        tables = list(self.tables.values())
+        called = zip(*self.whole.said([len(table.calls) for table in tables]), strict=True)
+        calls = [
+            self._anew(table, trains=False)
+            for table, counts in zip(tables, called, strict=True)
+            if any(counts)
+        ]
+        self._waiting = list(calls)
+        self.flush()
+        norms = []
+        for call in calls:
+            call.rows = rows = call.result().requires_grad_()
+            outputs, gradients = zip(*_made_anew(call), strict=True)
+            (gradient,) = torch.autograd.grad(outputs, rows, gradients)
+            norms.append(self.whole.gradient_norm(*by_lookup(call.batch, gradient), norm_type))
+        return norms
+
     def _made_part(self, names: tuple[str, ...]) -> ShardedEmbeddings:
         return self.whole if len(names) == len(self._numbers) else self.whole.part(names)
 
@@ -269,14 +291,14 @@ class SharedTables:
             call.rows = rows[call.table.name]
             call.step = step if call.trains else None
 
-    def _anew(self, table: "PlacedTable") -> Call:
+    def _anew(self, table: "PlacedTable", *, trains: bool = True) -> Call:
         """Return one call that joins all calls of a table, and release their lookups."""
         calls = tuple(sorted(table.calls, key=lambda call: call.number))
         for call in calls:
             call.let_go()
         batch = joined(calls, self.device)
         output = Output((batch.batch_size, table.table.dim), torch.float32, as_they_are)
-        return Call(table, -1, batch, True, output, calls)
+        return Call(table, -1, batch, trains, output, calls)
 
     def _words(self, said: Sequence[int]) -> str:
         return f"calls table {self.plan.tables[said[0]].name!r}{' to train it' * said[1]}"

@@ -49,6 +49,15 @@ class StandIn(nn.Module):
         """
         return self.table.all_rows().to(self.original.weight.dtype)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise PlanMismatchError(
+                f"the weight of table {self.table.name!r} cannot be replaced, by assignment or "
+                "functional_call, as a plan has placed its rows: overwrite them with "
+                "load_state_dict, or call remove_plan first"
+            )
+        super().__setattr__(name, value)
+
     def requires_grad_(self, requires_grad: bool = True) -> "StandIn":
         """Freeze the table or train it again. A call on a parent module does not reach it."""
         self.original.weight.requires_grad_(requires_grad)  # For `remove_plan`.

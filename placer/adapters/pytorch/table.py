@@ -22,17 +22,17 @@ from placer.adapters.pytorch.calls import (
     OpenCalls,
     Output,
     as_they_are,
+    by_lookup,
     joined,
-    of_each_lookup,
     of_rows,
     present_device,
 )
 from placer.adapters.pytorch.models import DrawnRows
 from placer.adapters.pytorch.shared_tables import SharedTables, refuse_unshared
 from placer.adapters.pytorch.watches import SaveWatch, watch_steps
-from placer.errors import BackendError
 from placer.executor import BagBatch, Embeddings, HitRates, make_embeddings
 from placer.executor.local.fused_lookup import refuse_scaled
+from placer.executor.lookups.batch_reads import gradient_norm
 from placer.executor.optimizers import check_constants
 from placer.executor.tensor_names import UPDATES
 from placer.plan.plan import Plan
@@ -331,28 +331,12 @@ class PlacedTable:
         for call in calls:
             call.let_go()
 
-    def squared_gradient_norm(self) -> Tensor:
-        """Return Σ g² of the collected gradients, added up by row: float64, shape ().
-
-        Raises BackendError if ranks share the table: they only average their gradients during the
-        update.
-        """
-        if self.shared.world > 1:
-            raise BackendError(
-                f"table {self.name!r} is shared by {self.shared.world} ranks, which average "
-                "gradients while they update: the norm is not known before. Clip the dense "
-                "gradients alone, with torch.nn.utils.clip_grad_norm_"
-            )
+    def gradient_norm(self, norm_type: float) -> Tensor:
+        """Return the norm of the collected gradients, if ranks do not share the table: shape ()."""
         gradients = [call.gradient for call in self.calls if call.gradient is not None]
-        if not gradients:
-            return torch.zeros((), dtype=torch.float64)
+        none = torch.zeros(0, self.table.dim, device=self.device)
         batch = joined(self.calls, self.device)
-        every = of_each_lookup(batch, torch.cat(gradients))
-        if batch.weights is not None:
-            every = every * batch.weights.unsqueeze(1)
-        rows, places = torch.unique(batch.ids, return_inverse=True)
-        sums = every.new_zeros((rows.numel(), every.shape[1])).index_add_(0, places, every)
-        return sums.double().square().sum()
+        return gradient_norm(*by_lookup(batch, torch.cat([none, *gradients])), norm_type)
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply the collected gradients."""

@@ -218,6 +218,11 @@ class Communicator:
         self.volumes[kind] += Volume((sent - kept) * size, kept * size)
 
     def _run(self, kind: Kind, collective: Callable[[], object]) -> None:
+        if self._closed:
+            raise BackendError(
+                "the tables' connections to other ranks are closed, by close or remove_plan: read "
+                "and save tables before that"
+            )
         try:
             collective()
         except RuntimeError as error:

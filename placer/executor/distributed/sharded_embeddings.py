@@ -24,6 +24,7 @@ from placer.executor.embeddings import Embeddings, uncompiled
 from placer.executor.local.hit_rates import HitRates
 from placer.executor.local.placed_embeddings import PlacedEmbeddings
 from placer.executor.lookups.bag_batch import BagBatch
+from placer.executor.lookups.batch_reads import gradient_norm, rows_added
 from placer.executor.memory.layout import check_is_plan
 from placer.executor.memory.row_cache import RowCacheStats
 from placer.executor.optimizers import rounding_of
@@ -189,6 +190,24 @@ class ShardedEmbeddings(Embeddings):
     def said(self, values: Sequence[int]) -> list[list[int]]:
         """Return the numbers of each rank that trains; all must pass equally many."""
         return self._ranks.trainers.numbers(values)
+
+    def gradient_norm(self, rows: Tensor, gradients: Tensor, norm_type: float) -> Tensor:
+        """Return the norm of a table's gradients, added up by row over all ranks: shape ().
+
+        `rows` and `gradients` are of this rank's lookups. Row r is added up on rank r mod world.
+        """
+        rows, gradients = rows_added(rows, gradients)
+        comm, (_, dim) = self._ranks.trainers, gradients.shape
+        places = rows % comm.world
+        order, sent = places.argsort(), torch.bincount(places, minlength=comm.world).tolist()
+        received = [theirs[comm.rank] for theirs in comm.numbers(sent)]
+        there = comm.exchange("ids", rows[order], sent, received)
+        cells = [[count * dim for count in counts] for counts in (sent, received)]
+        values = comm.exchange("gradients", gradients[order].view(-1), *cells).view(-1, dim)
+        norm = gradient_norm(there, values * self._served.gradient_scale, norm_type)
+        norms = comm.gather("gradients", norm.view(1)).view(-1)
+        total: Tensor = torch.linalg.vector_norm(norms, norm_type)
+        return total.to(self.device)
 
     def rows_of(self, batch: BagBatch, training: bool, open_steps: int) -> BagBatch:
         """Return the batch with each key replaced by its row, for callers that read by rows.

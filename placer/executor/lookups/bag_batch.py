@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from placer.data.log import Chunk, weights_of
-from placer.errors import BackendError, DataError, PlanMismatchError
+from placer.errors import BackendError, DataError, PlanMismatchError, check_kinds
 
 FeatureInput = tuple[Tensor, Tensor | None, Tensor | None]
 """Ids, offsets (None: one id per sample) and per-sample weights (None: all one)."""
@@ -143,6 +143,7 @@ class BagBatch:
         >>> batch.ids, batch.offsets, batch.bounds
         (tensor([4, 9, 3, 7, 7]), tensor([0, 1, 2, 3, 5]), (0, 2, 5))
         """
+        check_kinds(features=(features, Mapping), order=(order, Sequence))
         missing = [name for name in order if name not in features]
         if missing:
             raise PlanMismatchError(

@@ -299,6 +299,22 @@ def mean_from_sum(sums: Tensor, offsets: Tensor) -> Tensor:
     return sums / counts.unsqueeze(1)
 
 
+def rows_added(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the distinct rows, and the sum of the values of each, shape (rows, dim)."""
+    distinct, places = torch.unique(rows, return_inverse=True)
+    sums = values.new_zeros((distinct.numel(), values.shape[1]))
+    return distinct, sums.index_add_(0, places, values)
+
+
+def gradient_norm(rows: Tensor, gradients: Tensor, norm_type: float) -> Tensor:
+    """Return the norm of gradients that are added up by row: shape ()."""
+    _, sums = rows_added(rows, gradients)
+    # With a zero, because torch has no largest of no values.
+    padded = torch.nn.functional.pad(sums.flatten(), (0, 1))
+    norm: Tensor = torch.linalg.vector_norm(padded, norm_type)
+    return norm
+
+
 def segment_max(rows: Tensor, offsets: Tensor) -> Tensor:
     """Return the largest value of each column over each bag; empty bags are zero.
 

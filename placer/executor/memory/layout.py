@@ -245,7 +245,8 @@ def check_is_plan(plan: object) -> None:
     if not isinstance(plan, Plan):
         hint = "a search that finds no plan says why in SolveResult.termination"
         raise PlanMismatchError(
-            f"{plan!r} is no Plan ({'Plan.load reads a file' if plan is not None else hint})"
+            f"plan must be of type Plan, not {type(plan).__name__} "
+            f"({'Plan.load reads a file' if plan is not None else hint})"
         )
 
 

@@ -1,6 +1,7 @@
 """Save and load whole models with placed tables, or only the placed tables."""
 
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from placer.adapters.pytorch.applied import EPS, LR, AppliedPlan
 from placer.adapters.pytorch.stand_in import StandIn
-from placer.errors import CheckpointError
+from placer.errors import CheckpointError, check_kinds
 from placer.executor.embeddings import Embeddings
 from placer.files.atomic import StrPath
 from placer.storage.checkpoint.dcp_reader import read_tensors
@@ -53,6 +54,7 @@ def save_model(
     >>> torch.equal(other.state_dict()["t.weight"], model.state_dict()["t.weight"])
     True
     """
+    check_kinds(folder=(folder, str | PathLike), tensors=(tensors, Mapping | None))
     tables, dense = _parts_of(model)
     kept: dict[Name, AnyTensor] = {(MODEL, key): tensor.detach() for key, tensor in dense.items()}
     for key, tensor in (tensors or {}).items():
@@ -83,6 +85,7 @@ def load_model(
     Raises CheckpointError if the folder is damaged, or tensors of the model are missing or have
     another shape or type. Names, shapes and types are checked before anything is changed.
     """
+    check_kinds(folder=(folder, str | PathLike), model=(model, nn.Module))
     stored, (tables, parameters) = read_tensors(Path(folder)), _parts_of(model, optimizer_state)
     groups = (MODEL, STATE) if optimizer_state else (MODEL,)
     dense = {f"{MODEL}.{key}": tensor for key, tensor in parameters.items()}
@@ -124,6 +127,7 @@ def save_tables(folder: StrPath, applied: AppliedPlan, *, replace: bool = False)
     ...     save_tables(f"{folder}/tables", applied)
     ...     load_tables(f"{folder}/tables", applied)
     """
+    check_kinds(folder=(folder, str | PathLike), applied=(applied, AppliedPlan))
     tables = _tables_of(applied)
     kept: dict[Name, AnyTensor] = {
         (TABLES, name): constant for name, constant in applied.constants().items()
@@ -142,6 +146,7 @@ def load_tables(folder: StrPath, applied: AppliedPlan) -> None:
     Raises CheckpointError if the folder is missing or damaged, or a tensor of the tables is missing
     or has another shape or type. This is checked before anything is changed.
     """
+    check_kinds(folder=(folder, str | PathLike), applied=(applied, AppliedPlan))
     stored = read_tensors(Path(folder))
     numbers = [f"{TABLES}.{name}" for name in applied.constants()]
     what = f"{folder} does not fit the tables"
@@ -164,6 +169,7 @@ def _parts_of(
     model: nn.Module, optimizer_state: bool = True
 ) -> tuple[SavedTables, dict[str, Tensor]]:
     """Return a model's tables, and its other parameters and buffers by their state dict key."""
+    check_kinds(model=(model, nn.Module))
     tables, dense, seen = SavedTables(), dict[str, Tensor](), set[int]()
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
