@@ -29,6 +29,7 @@ from cost_models.cost_report import PARTS
 from cost_models.roofline import UPDATE_KERNELS, RooflineConstants
 from cost_models.step_equation.equation import StepEquation
 from cost_models.step_equation.loads import ID_BYTES, LENGTH_BYTES, SORT_BYTES_PER_LOOKUP
+from cost_models.step_equation.phases import LOOKUP_SHARES, _lookup_shares
 from cost_models.step_equation.work import is_mapped
 from placer import (
     AccessCdf,
@@ -691,3 +692,8 @@ def test_what_a_option_adds_is_unknown_where_the_slower_gpus_have_the_better_hos
 
 def test_the_zipf_law_of_these_tests_is_uniform() -> None:
     np.testing.assert_allclose(AccessCdf.zipf(4, 0.0).row_share, 0.25)
+
+
+def test_a_roofline_leaves_the_lookups_shares_of_other_models_as_they_are() -> None:
+    Roofline()
+    assert np.array_equal(LOOKUP_SHARES, _lookup_shares())

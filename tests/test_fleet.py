@@ -56,6 +56,8 @@ def test_rows_are_in_order_and_say_what_a_solver_says() -> None:
     machines = ["2xh100", "1xt4", "1xmi350x"]
     rows = rows_of(machines)
     assert [row.topology for row in rows] == machines
+    (named,) = fleet(["ours"], lambda _: on("1xt4"), solver("greedy-size"), Roofline(), LIMITS)
+    assert (named.topology, named.step_time_s) == ("ours", rows[1].step_time_s)
     for row in rows:
         result = solve(on(row.topology), "greedy-size", max_steps=1)
         assert (row.step_time_s, row.gap) == (result.step_time_s, result.gap)

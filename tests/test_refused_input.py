@@ -1,6 +1,7 @@
 """Logs, counts, tables and gradients that used to be taken for something else."""
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -175,6 +176,22 @@ def test_two_features_of_one_name(tmp_path: Path) -> None:
 def test_tables_larger_than_any(rows: int, dim: int) -> None:
     with pytest.raises(ProblemError, match=r"rows must be 0 to 281474976710656 and dim 1 to 10485"):
         Table("t", rows, dim)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"dtype": "float64"}, "dtype 'float64' is none of"),
+        ({"optimizer": "lamb"}, "optimizer 'lamb' is none of"),
+        ({"pooling": "most"}, "pooling 'most' is none of"),
+        ({"pooling_factor": -1.0}, "pooling_factor -1.0 must be at least 0"),
+        ({"coverage": 1.5}, "coverage 1.5 within 0..1"),
+    ],
+)
+def test_fields_of_tables_and_features_are_checked(fields: dict[str, Any], words: str) -> None:
+    made = partial(Table, rows=1, dim=1) if fields.keys() & {"dtype", "optimizer"} else Feature
+    with pytest.raises(ProblemError, match=re.escape(words)):
+        made("t", **fields)
 
 
 def plan_with(*shards: Shard, tables: tuple[Table, ...]) -> Plan:

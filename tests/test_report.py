@@ -274,6 +274,7 @@ def test_every_row_has_the_best_bound_of_all_solvers() -> None:
     rows = compare(problem, ["greedy-size", "ilp"], limits=limits)
     weak = solve(problem, "greedy-size", time_limit_s=3600, max_steps=1)
     assert rows[0].bound_s == rows[1].bound_s > weak.bound_s
+    assert [row.status for row in rows] == ["feasible", "feasible (steps limit)"]
 
 
 def test_compare_report_in_three_formats(comparison: list[CompareRow]) -> None:

@@ -9,7 +9,7 @@ import simulator_reference
 from fast_and_full import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plan_cases import in_hbm, machine, plans
+from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from simulator_cases import (
     chunks,
     executor_rates,
@@ -20,6 +20,7 @@ from simulator_cases import (
 )
 
 from placer import Feature, Plan, Table
+from placer.data.log import Bags, Chunk
 from placer.errors import PlanMismatchError
 from placer.simulator.replay import ReplayOptions
 from placer.tables import OPTIMIZERS
@@ -104,3 +105,12 @@ def test_ranks_with_columns_of_a_row_sum_its_squares() -> None:
         assert not plain.sent["rows"].any()
         returned = summed.served.returned_bytes - plain.served.returned_bytes
         assert returned.tolist() == [[2 * each] * 3]
+
+
+def test_a_host_returns_a_vector_for_each_bag_and_each_lookup_that_is_not_pooled() -> None:
+    features = Feature("f"), Feature("g", pooling="none")
+    host = replace(in_dram("t", (0, 10, 1), (0, 8)), lookup="host")
+    plan = plan_of(Table("t", 10, 8, features=features), host, topology=machine(1))
+    bags = Bags(np.array([1, 2, 3])), Bags(np.array([1, 1, 2, 3, 4]), np.array([0, 4, 5, 5]))
+    chunk = Chunk(3, dict(zip("fg", bags, strict=True)), np.zeros((3, 0), np.float32))
+    assert replay(plan, [chunk])[1].parts.vectors.tolist() == [3 + 5]

@@ -35,6 +35,7 @@ from placer.workloads import named_workload
 from solvers import SOLVERS, Limits, Solver, SolveResult, solve, solver
 from solvers.bounds.feasibility import impossible
 from solvers.model.clock import Clock
+from solvers.model.constraint_rules import search_space, ways_to_shard
 from solvers.model.instance import Instance
 from solvers.strategies import _stages
 
@@ -582,3 +583,22 @@ def test_what_a_cost_model_imports_takes_no_time_of_the_search(
 
     monkeypatch.setattr(Clock, "start", start)
     assert solve(PROBLEMS["roomy"](), "greedy-cost", Importing()).plan is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([ShardingOption()], "whole"),
+        ([ShardingOption(4), ShardingOption(2)], "whole, in 2, 4 strided row slices"),
+        ([ShardingOption(2, blocked=True)], "whole, in 2 blocks of rows"),
+        ([ShardingOption(1, (8, 8))], "whole, in 2 column slices"),
+        ([ShardingOption(2, (8, 8, 8))], "whole, in grids of 2×3"),
+        ([ShardingOption(replicated_rows=1)], "whole, with all or its hottest rows replicated"),
+    ],
+)
+def test_the_search_space_names_ways_to_shard(options: list[ShardingOption], words: str) -> None:
+    assert ways_to_shard(options) == words
+    for is_constrained, end in ((False, ""), (True, ", within the constraints")):
+        space = search_space(set(options), is_constrained=is_constrained)
+        assert space.startswith(f"each table {words};")
+        assert space.endswith(f"rest in DRAM, staged{end}")

@@ -23,7 +23,7 @@ from solvers import solve
 from solvers.bounds.binding import _placed, binding, changes
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement, TableShard
-from solvers.model.knapsack import costs_of
+from solvers.model.knapsack import costs_of, costs_with
 
 MODEL = Roofline()
 
@@ -188,3 +188,6 @@ def test_only_shards_with_hot_and_cold_rows_have_the_costs_of_a_split() -> None:
         plan = build_plan(instance, [Placement(shard, 0, hot_rows)])
         _, costs = _placed(instance, plan, {"t"})[shard]
         assert costs[:, 0] == pytest.approx(costs_of(curve)[:, end])
+    curve = replace(curve, split_s=2.0, split_s_of_phases=1 + curve.split_s_of_phases)
+    for costs, hot_rows in zip(costs_of(curve).T, curve.hot_rows, strict=True):
+        assert costs == pytest.approx(costs_with(curve, hot_rows))

@@ -17,6 +17,7 @@ from cost_models.base import ANY_SHARE
 from placer import AccessCdf, Feature, Plan, Problem, Profile, Shard, TableProfile, Topology
 from placer.constraints.constraints import Constraints
 from placer.constraints.file import TableRule
+from placer.constraints.unmet import unmet
 from placer.errors import PlanError, ProblemError
 from placer.plan.diff import diff
 from placer.plan.memory import device_memory, record_bytes
@@ -28,7 +29,7 @@ from placer.topology.devices import Drive
 from placer.units import format_bytes
 from placer.workloads import named_workload
 from solvers import compare, solve
-from solvers.bounds.binding import binding
+from solvers.bounds.binding import MORE, binding, changes
 from solvers.model.build_plan import build_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
@@ -155,6 +156,11 @@ def test_drives_bind_where_they_hold_rows_that_are_read() -> None:
     plan = solve(problem, time_limit_s=20, max_steps=50, threads=1).plan
     assert any(shard.memory == "ssd" for shard in plan.shards)
     assert binding(problem.in_plan_order(plan), plan, Roofline()).resource == "drives"
+    assert unmet(plan, Constraints.of({"*": TableRule(forbid=frozenset({"ssd"}))}))
+    (faster,) = (one.topology for one in changes(topology) if one.resource == "drives")
+    drives = [one.hosts[0].drive for one in (topology, faster)]
+    assert drives[0] is not None
+    assert drives[1] == drives[0].faster(MORE)
 
 
 def test_bytes_on_drives_are_not_said_to_be_in_dram() -> None:

@@ -69,6 +69,14 @@ def test_alternatives_count_the_network_of_servers() -> None:
         check_alternatives(problem, plan, explain(problem, plan, table, MODEL))
 
 
+def test_alternatives_keep_the_row_orders_of_other_tables() -> None:
+    tables = [counted_table(name, list(range(90))) for name in "tu"]
+    problem = problem_of(*tables, topology=machine(1, hbm_bytes=24 << 10))
+    plan = planned(problem)
+    assert plan.hot_ids.keys() == {"t"}
+    check_alternatives(problem, plan, explain(problem, plan, "u", MODEL))
+
+
 def some_placement(
     problem: Problem,
     rng: random.Random,

@@ -305,19 +305,17 @@ class Embeddings(nn.Module, ABC):
         ]
         check_weights("checkpoint", weights, tables)
         names = {*keys, *maps}
-        missing = [key for key in (*keys, *maps) if key not in state_dict]
-        missing_keys.extend(missing)
-        if strict:
-            unknown = [key for key in state_dict if key.startswith(prefix) and key not in names]
-            unexpected_keys.extend(unknown)
-            if missing or unknown:
-                return  # The caller raises, so do not change weights.
+        missing_keys.extend(key for key in (*keys, *maps) if key not in state_dict)
+        unexpected_keys.extend(key for key in state_dict if key not in names)
         order = self.id_order()
-        if all(key in state_dict for key in maps):
+        has_keys = all(key in state_dict for key in maps)
+        if has_keys:
             self.keys.load_state({name: state_dict[key] for key, name in maps.items()})
+        # PyTorch does not say here whether what is missing is allowed, and loads the rest itself.
         for weight in order.weights():
-            if weight.table.name in weights:
-                self._overwrite(order, weight, weights[weight.table.name])
+            name = weight.table.name
+            if name in weights and (has_keys or name not in self.keys.maps):
+                self._overwrite(order, weight, weights[name])
 
     def _overwrite(self, order: "IdOrder", tensor: "TableTensor", values: Tensor) -> None:
         """Overwrite a tensor, reordering its rows if loaded keys had another capacity."""

@@ -283,7 +283,7 @@ class ArenaRowCache:
         self._row_cache = RowCache(ranges, 0, "cpu", policy)
         self._kind = np.int32 if self._starts[-1] < np.iinfo(np.int32).max else np.int64
         self.entries = self._row_cache.entries
-        self.held = sum(min(part.cache_rows, part.stop - part.start) for part in ranges)
+        self.held = sum(part.cache_rows for part in ranges)
         """Number of entries that hold a row."""
         # By open step: its slots, and the slots that it reads in place.
         self._open: dict[int, tuple[Int, Int]] = {}

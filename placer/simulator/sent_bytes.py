@@ -47,9 +47,8 @@ class TableExchange:
                 if target.peers and not target.replicated:
                     by_peers[target.peers].append(target)
         self._row_groups = [
-            (_slices(members[0]), ranks)
+            (_slices(members[0]), sorted({rank for one in members for rank in one.holders}))
             for members in by_peers.values()
-            if len(ranks := sorted({rank for one in members for rank in one.holders})) > 1
         ]
 
     def add(

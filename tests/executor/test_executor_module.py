@@ -150,11 +150,9 @@ def test_checkpoints_that_do_not_fit_are_refused_and_change_nothing() -> None:
     model = PlacedEmbeddings(plan_of(tables))
     before, state = model.state_dict(), model.optimizer_state_dict()
     with pytest.raises(RuntimeError, match=r"Missing key.*u\.weight"):
-        model.load_state_dict({"t.weight": torch.zeros(61, 8)})
+        model.load_state_dict({"t.weight": before["t.weight"]})
     with pytest.raises(RuntimeError, match=r"Unexpected key.*v\.weight"):
-        model.load_state_dict(
-            {**before, "t.weight": torch.zeros(61, 8), "v.weight": torch.zeros(1)}
-        )
+        model.load_state_dict({**before, "v.weight": torch.zeros(1)})
     with pytest.raises(PlanMismatchError, match=r"checkpoint: table 'u' has shape \(1, 2\)"):
         model.load_state_dict({"t.weight": torch.zeros(61, 8), "u.weight": torch.zeros(1, 2)})
     with pytest.raises(CheckpointError, match=r"u\.sum is missing; v\.sum is of no table"):
@@ -162,8 +160,14 @@ def test_checkpoints_that_do_not_fit_are_refused_and_change_nothing() -> None:
     with pytest.raises(CheckpointError, match=r"t\.sum has shape \(3,\), not \(61,\)"):
         model.load_optimizer_state_dict({**state, "t.sum": torch.zeros(3)})
     assert model.load_state_dict({}, strict=False).missing_keys == ["t.weight", "u.weight"]
+    whole = nn.ModuleList([model, nn.Linear(1, 1)])
+    whole.load_state_dict(whole.state_dict())  # Names of other modules are not unexpected.
     after = model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
+    ones = {"t.weight": torch.ones(61, 8), "v.weight": torch.zeros(1)}
+    assert model.load_state_dict(ones, strict=False) == (["u.weight"], ["v.weight"])
+    assert torch.equal(model.state_dict()["t.weight"], ones["t.weight"])
+    assert torch.equal(model.state_dict()["u.weight"], before["u.weight"])
 
 
 def test_it_trains_below_a_network_with_an_optimizer_of_its_own() -> None:
