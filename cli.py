@@ -897,8 +897,6 @@ def calibrate(
         measure_machine(measured, asked.setting(), **asked.effort(), stop=stop, on_case=update)
     constants = fit_constants(Dataset.load(measured), asked.clock)
     constants.save(file)
-    for warning in cost_reports.calibration_warnings(constants):
-        report.print_stderr(f"placer: {warning}", "yellow")
     report.print_report(cost_reports.calibration_report(constants), output)
     report.print_stderr(f"constants written to {file}, measurements to {measured}")
 

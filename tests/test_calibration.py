@@ -23,7 +23,7 @@ from cost_models import Calibrated, Roofline, cost_model
 from cost_models.calibrated import fit
 from cost_models.calibrated.fit import amounts, calibrate, noise_of, observations
 from cost_models.calibrated.model import TERMS, Calibration
-from cost_models.report.measured import calibration_warnings
+from cost_models.report.measured import calibration_report
 from placer.errors import DataError, PlacerError
 from placer.measurement import (
     QUICK,
@@ -378,11 +378,12 @@ def test_an_unsteady_machine_is_told() -> None:
     twice = (tuple(2 * t for t in m.measured.wall_s) for m in data.measurements)
     data = with_wall_times(data, twice)
     assert noise_of(data).wait == pytest.approx(1)
-    (warning,) = calibration_warnings(calibrate(data))
+    (*_, warning) = calibration_report(calibrate(data)).headline
+    assert warning.startswith("THE MACHINE WAS TOO NOISY")
     assert warning.endswith("running, or with --clock cpu")
     # Waiting is no part of processor time.
-    assert not calibration_warnings(calibrate(data, "cpu"))
-    (warning,) = calibration_warnings(calibrate(drifted, "cpu"))
+    assert "NOISY" not in " ".join(calibration_report(calibrate(data, "cpu")).headline)
+    (*_, warning) = calibration_report(calibrate(drifted, "cpu")).headline
     assert warning.endswith("nothing else running")
     unsteady = with_wall_times(data, [(1e-3, 5e-3, 9e-3)] * len(data.measurements))
     by_wall, by_cpu = (noise_of(unsteady, clock) for clock in ("wall", "cpu"))

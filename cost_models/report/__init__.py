@@ -6,7 +6,6 @@ from placer.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from cost_models.report.measured import calibration_report as calibration_report
-    from cost_models.report.measured import calibration_warnings as calibration_warnings
     from cost_models.report.measured import hbm_shares as hbm_shares
     from cost_models.report.measured import simulate_report as simulate_report
     from cost_models.report.sweep import plot_sweep as plot_sweep

@@ -159,13 +159,6 @@ def _steps(records: "Sequence[StepRecord]") -> Section:
     )
 
 
-def calibration_warnings(calibration: Calibration) -> list[str]:
-    """Return warnings against using the constants."""
-    words = "the machine was too noisy to trust these constants; calibrate again with nothing else "
-    other = "" if calibration.setting.get("clock") == "cpu" else ", or with --clock cpu"
-    return [f"{words}running{other}"] if calibration.noisy else []
-
-
 def calibration_report(calibration: Calibration) -> Report:
     """Report constants with error bars, their errors, and how the machine's speed varied."""
     noise = calibration.noise
@@ -177,7 +170,11 @@ def calibration_report(calibration: Calibration) -> Report:
         f"by {form.share(noise.drift)}; waiting for the processor added {form.share(noise.wait)}",
     ]
     if calibration.noisy:
-        headline.append("THE MACHINE WAS TOO NOISY to trust this: calibrate again when it is idle")
+        other = "" if calibration.setting.get("clock") == "cpu" else ", or with --clock cpu"
+        headline.append(
+            "THE MACHINE WAS TOO NOISY to trust these constants: calibrate again with nothing else "
+            f"running{other}"
+        )
     constants = table_of(
         [(name, one.value_s, one.low_s, one.high_s) for name, one in calibration.constants.items()],
         "constants",
