@@ -61,7 +61,7 @@ class Scores:
     def __init__(self, formulation: Formulation) -> None:
         self.order = formulation.heaviest_first()
         costs = formulation.table_costs
-        self._closed = costs / costs.max(initial=1.0)
+        self._closed = costs / (max(costs[self.order].tolist(), default=0.0) or 1.0)
         self._parts = np.full(costs.size, _FIRST_PARTS)
 
     def best(self, node: Node) -> int | None:
