@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_cases import covers, in_dram, in_hbm, machine, plan_of, tables
 
-from placer import Plan, Table
+from placer import Plan, Table, Topology
 from placer.errors import PlanError
-from placer.plan.diff import Home, PlanDiff, diff
+from placer.plan.diff import Home, PlanDiff, diff, shared_bytes
 from placer.plan.fields import RowOrder, SolverRecord
 from placer.plan.migration import migration
 from placer.report.moves import diff_report
@@ -220,3 +220,40 @@ def test_rows_of_a_host_without_a_link_take_no_known_time() -> None:
     report = diff_report(diff(old, new))
     assert (report.facts["moved_bytes"], report.facts["migration_s"]) == (3200, None)
     assert "no network link joins the hosts" in report.headline[1]
+
+
+def test_work_of_replicas_grows_with_the_gpus_and_not_their_square(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = Counter[int]()
+    equal = Home.__eq__
+
+    def counted(one: Home, other: object) -> bool:
+        compared[gpus] += 1
+        return equal(one, other)
+
+    monkeypatch.setattr(Home, "__eq__", counted)
+    for gpus in (16, 32):
+        topology = Topology.parse(f"{gpus // 8}x8xt4")
+        everywhere = in_hbm("t", (0, 100, 1), (0, 8), *(gpu.id for gpu in topology.gpus))
+        plan = plan_of(TABLE, everywhere, topology=topology)
+        assert diff(plan, plan).changed_cells == 0
+    assert 0 < compared[32] <= 2.5 * compared[16]
+
+
+def test_rows_that_all_gpus_have_do_not_tell_gpus_apart() -> None:
+    topology = Topology.parse("3xt4")
+    ids = [gpu.id for gpu in topology.gpus]
+    hot, cold = (0, 10, 1), (10, 100, 1)
+    everywhere, some = in_hbm("t", hot, (0, 8), *ids), in_hbm("t", hot, (0, 8), *ids[:2])
+    one, other = (in_hbm("t", cold, (0, 8), gpu) for gpu in ids[:2])
+    cold_pair = {(Home(ids[0], "hbm"), Home(ids[1], "hbm")): 90 * 8 * 4}
+    plans = [plan_of(TABLE, *shards, topology=topology) for shards in (
+        (everywhere, one), (everywhere, other), (some, one), (some, other)
+    )]  # fmt: skip
+    assert shared_bytes(plans[0], plans[1], "t") == cold_pair
+    assert shared_bytes(plans[2], plans[1], "t") == cold_pair
+    assert shared_bytes(plans[0], plans[3], "t") == cold_pair
+    pairs = shared_bytes(plans[2], plans[3], "t")
+    assert len(pairs) == 4
+    assert pairs[Home(ids[0], "hbm"), Home(ids[1], "hbm")] == 100 * 8 * 4

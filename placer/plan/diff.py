@@ -194,10 +194,14 @@ def _row_bytes(table: Table, source: Shard, target: Shard, width: int, stays: bo
 def shared_bytes(old: Plan, new: Plan, table: str) -> dict[tuple[Home, Home], int]:
     """Return bytes of weights and state that each older and newer home share, for one table.
 
-    With replicas, every pair of an older and a newer home counts.
+    With replicas, every pair of an older and a newer home counts. Parts of rows that all GPUs of
+    the new machine have, before or after, are left out: they are the same for every pair.
     """
     shared: dict[tuple[Home, Home], int] = defaultdict(int)
+    every = new.topology.gpus_by_id.keys()
     for source, target, rows, width in _common_parts(old, new, table):
+        if len(every) > 1 and (every <= set(source.devices) or every <= set(target.devices)):
+            continue
         size = rows * _row_bytes(new.tables_by_name[table], source, target, width, stays=True)
         for was in homes_of(source):
             for now in homes_of(target):
@@ -238,12 +242,13 @@ def _steps_to(
     A move has a kind, a source and a target. Homes are only dropped if there is no new home;
     otherwise, they are sources.
     """
+    had, has = set(was), set(now)  # A row may have a replica on each of many GPUs.
     steps: list[tuple[str, Home, Home | None]] = [
-        ("kept", home, home) for home in now if home in was
+        ("kept", home, home) for home in now if home in had
     ]
-    added = [home for home in now if home not in was]
+    added = [home for home in now if home not in had]
     if not added:
-        return steps + [("dropped", home, None) for home in was if home not in now]
+        return steps + [("dropped", home, None) for home in was if home not in has]
     hosts = new.topology.hosts_by_id
     devices = new.topology.gpus_by_id.keys() | hosts.keys() | set(map(drive_of, hosts))
     for home in added:
