@@ -418,6 +418,7 @@ def test_constants_are_kept_in_a_file(tmp_path: Path) -> None:
         ({"constants": {"shard": {"value_s": float("nan"), "low_s": 1, "high_s": 1}}}, "NaN"),
         ({"constants": {"shard": {"value_s": 1, "low_s": -1, "high_s": 1}}}, "shard"),
         ({"p90_error": "1"}, "damaged"),
+        ({"p90_error": -1.0}, "errors or noise are negative"),
         ({"relative_error": 0.25}, "was altered since it was written"),
         ({"constants": {"shard": 3}}, "damaged"),
         ({"surplus": 1}, "damaged"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from plan_cases import roomy
+from problem_cases import problem_of, zipf_table
 from schedule_events import finished_at, threads_of
 
 from cost_models import Roofline, Schedule
@@ -28,7 +29,7 @@ from cost_models.step_equation.phases import (
     with_lanes,
 )
 from cost_models.step_equation.work import work_of
-from placer import Plan, Problem
+from placer import Plan, Problem, Topology
 from placer.plan.fields import PIPELINES
 from placer.workloads import named_workload
 from solvers.model.build_plan import build_plan
@@ -167,3 +168,10 @@ def test_parts_of_phases_by_hand(kind: ReadKind, on_link: str) -> None:
 def test_gpus_wait_unless_it_is_a_rounding_error() -> None:
     assert PhaseCost("lookup", "gpu:0", 1e-3, 1e-3 - 1e-10).waits_s == pytest.approx(1e-10)
     assert PhaseCost("lookup", "gpu:0", 1e-3, 1e-3 * (1 - 1e-14)).waits_s == 0.0
+
+
+def test_servers_without_rows_add_no_latency_to_exchanges() -> None:
+    machine = Topology.parse("2xl4+1xcpu")
+    problem = problem_of(zipf_table("t", 100), topology=machine)
+    both = [Roofline().schedule(problem, with_servers=has).fixed for has in (True, False)]
+    assert np.sum(both[0]) > np.sum(both[1])

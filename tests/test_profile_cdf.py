@@ -91,6 +91,7 @@ def test_what_is_no_cdf(ranks: list[int], shares: list[float], message: str) -> 
 
 
 def test_wrong_numbers_for_a_cdf() -> None:
+    assert AccessCdf(np.array([0, 2]), np.array([0, 1])).shares.dtype == np.float64
     with pytest.raises(ProfileError, match="3 counts for a table of 2 rows"):
         AccessCdf.from_counts([1, 2, 3], rows=2)
     with pytest.raises(ProfileError, match=r"within 0\.\.1, not 2"):
