@@ -19,7 +19,8 @@ from placer.units import parse_seconds
 class InputPath(click.Path):
     """A file or folder to read on this machine."""
 
-    is_read, fix, _what = True, "copy it here first", "file"
+    is_read, fix = True, "copy it here first"
+    _what: Literal["file", "folder"] = "file"
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
