@@ -45,6 +45,7 @@ PACKERS: dict[str, Any] = {
     ".bz2": bz2.compress,
     ".xz": lzma.compress,
     ".zst": lambda content: pa.compress(content, "zstd", asbytes=True),
+    ".lz4": lambda content: pa.compress(content, "lz4", asbytes=True),
 }
 LAYOUT = Layout(
     types={"user": "integer", "site": "text", "history": "integer", "tags": "text"},

@@ -271,14 +271,14 @@ def test_bytes_of_a_name_that_are_no_utf8_are_written_as_json_has_them(tmp_path:
     assert json.loads((tmp_path / "file").read_text()) == {"name": name}
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst", ".lz4"])
 def test_the_start_of_a_compressed_file_may_be_all_that_is_read(
     tmp_path: Path, suffix: str
 ) -> None:
     """A reader that has enough asks for no byte more, which is no error of the stream."""
     content = random.Random(1).randbytes(300_000)
     file = tmp_path / f"log.csv{suffix}"
-    packing = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}.get(suffix)
+    packing = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}.get(suffix)
     with pa.output_stream(str(file), compression=packing) as stream:
         stream.write(lzma.compress(content) if suffix == ".xz" else content)
     for size in (1, 100_000, 200_000, 300_000, 400_000):

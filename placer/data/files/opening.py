@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 _PACKED_BYTES, _PART_BYTES = 1 << 17, 1 << 21
 _FAILURES = (OSError, EOFError, lzma.LZMAError, zlib.error, pa.ArrowException)
-_MAGIC = {b"\x1f\x8b\x08": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst"}
+_MAGIC = {
+    b"\x1f\x8b\x08": ".gz", b"BZh": ".bz2", b"\xfd7zXZ\0": ".xz", b"(\xb5/\xfd": ".zst",
+    b'\x04"M\x18': ".lz4",
+}  # fmt: skip
 """The first bytes of compressed files."""
 _SAMPLES = 16
 _SAMPLE_BYTES = 1 << 16
@@ -140,6 +143,7 @@ _STREAMS: dict[str, Callable[[Any], Any]] = {
     ".bz2": lambda packed: pa.CompressedInputStream(packed, "bz2"),
     ".xz": _XzStreams,
     ".zst": lambda packed: pa.CompressedInputStream(packed, "zstd"),
+    ".lz4": lambda packed: pa.CompressedInputStream(packed, "lz4"),
 }
 COMPRESSIONS = tuple(_STREAMS)
 
