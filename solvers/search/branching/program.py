@@ -28,7 +28,7 @@ _TRIED = 0.3
 a placement may cost beyond the node's bound."""
 
 
-_TRIED_OF_TABLE = 0.05
+_TRIED_OF_TABLE = 0.1
 """And at most this share of what the table costs. All options of small tables cost little beyond
 their cheapest, so programs would have most of them, which hardly move their bounds."""
 
