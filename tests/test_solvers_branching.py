@@ -49,6 +49,17 @@ def begun(workload: str, machine: Topology, batch_size: int = 4096) -> tuple[Ass
     return first, bound.price_s_per_byte
 
 
+def begun_with_servers(workload: str) -> tuple[Assignment, float]:
+    """The same on two GPUs with drives and two servers, with narrow rows."""
+    machine = Topology.parse("2xt4+2xcpu", hbm="96MiB", dram="20MiB", ssd="1GiB")
+    problem = Problem(named_workload(workload), machine, 4096, widths=("int8",))
+    clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
+    search = Search.start(Instance(problem, Roofline()), clock)
+    first = construct_plans(search)
+    assert first is not None
+    return first, search.lagrangian.price_s_per_byte
+
+
 def searched(
     first: Assignment,
     price: float,
@@ -371,12 +382,8 @@ def test_the_first_relaxation_counts_dram_drives_and_servers(ssd: str | None) ->
 @pytest.mark.slow
 def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """A relaxation may take part of a table whole on a server, and the rest of it on GPUs."""
-    machine = Topology.parse("2xt4+2xcpu", hbm="96MiB", dram="20MiB", ssd="1GiB")
-    problem = Problem(named_workload("random-3@1"), machine, 4096, widths=("int8",))
-    instance = Instance(problem, Roofline())
-    search = Search.start(instance, Clock.start(Limits(time_limit_s=3600, max_steps=10_000)))
-    first = construct_plans(search)
-    decided = searched(first, search.lagrangian.price_s_per_byte)
+    first, price = begun_with_servers("random-3@1")
+    decided = searched(first, price)
     assert decided.roots
     assert any(part.sides for part in decided.roots)
     f = decided.formulation
@@ -388,8 +395,8 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
             assert min(shards) >= all(sides) * 2
             assert max(shards) <= 2 * (1 + all(sides))
         # What is decided is not decided again, however far a relaxation is from it.
-        every = dict.fromkeys(range(instance.tables), (True, False))
-        split = replace(part, sides=every, undecided=np.full(instance.tables, 0.25))
+        every = dict.fromkeys(range(3), (True, False))
+        split = replace(part, sides=every, undecided=np.full(3, 0.25))
         assert decided._branches(0.0).by_side(split) is None
         # The program says so if no plan of a part is possible: one shard cannot be on both sides.
         whole = np.array([f.layouts[option].shards == 1 for option in part.options.tolist()])
@@ -398,18 +405,13 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
         assert found.is_solved
         assert found.bound > 2000.0
     monkeypatch.setattr(Branches, "by_side", lambda *_: None)
-    open_ = searched(first, search.lagrangian.price_s_per_byte)
+    open_ = searched(first, price)
     assert open_.bound_s * 1.02 < decided.bound_s <= first.step_time_s
 
 
 @pytest.mark.slow
 def test_with_servers_tables_that_close_most_of_the_gap_are_divided_first() -> None:
-    machine = Topology.parse("2xt4+2xcpu", hbm="96MiB", dram="20MiB", ssd="1GiB")
-    problem = Problem(named_workload("random-5@1"), machine, 4096, widths=("int8",))
-    instance = Instance(problem, Roofline())
-    search = Search.start(instance, Clock.start(Limits(time_limit_s=3600, max_steps=10_000)))
-    first = construct_plans(search)
-    found = searched(first, search.lagrangian.price_s_per_byte)
+    found = searched(*begun_with_servers("random-5@1"))
     assert found.roots
     f = found.formulation
     # An open share of rows on drives includes none and all of them.
@@ -421,7 +423,7 @@ def test_with_servers_tables_that_close_most_of_the_gap_are_divided_first() -> N
     assert all(of == {ANY_SHARE} for of in shares.values() if ANY_SHARE in of)
     scores = Scores(f)
     heaviest, second, third, *_ = scores.order
-    on_gpus = dict.fromkeys(range(instance.tables), (True, False))
+    on_gpus = dict.fromkeys(range(5), (True, False))
     node = replace(found.roots[0], bound=900.0, sides=on_gpus, cut=frozenset())
     assert scores.best(node) == heaviest
     assert scores.best(replace(node, cut=frozenset({heaviest}))) == second

@@ -309,7 +309,7 @@ def rows_added(rows: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 def gradient_norm(rows: Tensor, gradients: Tensor, norm_type: float) -> Tensor:
     """Return the norm of gradients that are added up by row: shape ()."""
     _, sums = rows_added(rows, gradients)
-    # With a zero, because torch has no largest of no values.
+    # Append a zero: torch has no maximum of an empty tensor.
     padded = torch.nn.functional.pad(sums.flatten(), (0, 1))
     norm: Tensor = torch.linalg.vector_norm(padded, norm_type)
     return norm

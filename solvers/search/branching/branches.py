@@ -24,7 +24,8 @@ _NEARLY_WHOLE = 0.02
 """Take a number of GPUs for whole if it is this near, and a table for decided."""
 
 _FIRST_PARTS = 8.0
-"""Until the heaviest table is divided, assume that this many parts close its nodes' gaps."""
+"""Before its first division, the heaviest table counts as if it had closed a gap with this many
+parts."""
 
 _PLACEMENTS = 100
 """Leave open how a table's shards are served if there are more ways than this."""
@@ -46,11 +47,12 @@ class _Cut(NamedTuple):
 
 
 class Scores:
-    """Choose the table to divide next by what its divisions have proven so far.
+    """Choose which table to divide next.
 
-    A table's score is the share of nodes' gaps that its divisions closed, by the number of parts
-    that they left to examine: a pseudocost (Achterberg, Koch and Martin 2005,
-    doi:10.1016/j.orl.2004.04.002). Until it is divided, heavier tables have higher scores.
+    A table has a high score if its divisions closed most of the gap and left few parts to examine:
+    the sum of the closed shares of gaps, divided by the number of parts. This is a pseudocost
+    (Achterberg, Koch and Martin 2005, doi:10.1016/j.orl.2004.04.002). Before the first division,
+    heavier tables have higher scores.
 
     Attributes
     ----------
@@ -67,8 +69,9 @@ class Scores:
     def best(self, node: Node) -> int | None:
         """Return the table to divide next by how it is cut; None if all are divided.
 
-        Take those first that servers share with GPUs or hold alone: servers are few and their
-        shards long, so a relaxation is most wrong there. Without servers take the heaviest.
+        Tables that servers share with GPUs come first, then those that servers hold alone: servers
+        are few and their shards long, so a relaxation is most wrong there. Scores decide among
+        equals. Without servers the heaviest table is next.
         """
         left = [table for table in self.order if table not in node.cut]
         if not node.sides or not left:
@@ -83,7 +86,7 @@ class Scores:
         return max(left, key=rank)
 
     def note(self, table: int, node: Node, parts: Sequence[Node], target: float) -> None:
-        """Note which parts were left of a node after the division of a table."""
+        """Note that dividing a table left these parts of a node."""
         least = min((part.bound for part in parts), default=target)
         gap = max(target - node.bound, 1e-9)
         self._closed[table] += min(1.0, (least - node.bound) / gap)

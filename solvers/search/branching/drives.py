@@ -70,7 +70,7 @@ def drive_points(curve: CostCurve, members: Float, most_s: float) -> Float:
 
 
 def without_settled(options: Sequence[ShardingOption]) -> list[ShardingOption]:
-    """Return options without those that an option with an open share of rows on drives includes.
+    """Leave out options that fix a share of rows on drives which another option leaves open.
 
     Examples
     --------

@@ -29,8 +29,8 @@ a placement may cost beyond the node's bound."""
 
 
 _TRIED_OF_TABLE = 0.1
-"""And at most this share of what the table costs. All options of small tables cost little beyond
-their cheapest, so programs would have most of them, which hardly move their bounds."""
+"""The cost beyond the table's cheapest must also be at most this share of the table's cost. Small
+tables have many options, which all cost little and hardly move a bound."""
 
 
 class GroupProgram:
@@ -155,8 +155,8 @@ class GroupProgram:
         of_options = f.table_of[options[replicated]] * f.arenas
         of_options = (of_options + f.replica_arena[options[replicated]])[:, None] * groups
         of_options = of_options + np.arange(groups)
-        tried = counted[self.part_tried[self.part_at[counted]]]
-        known = np.unique(np.concatenate((keys[tried], of_options.ravel())))
+        of_tried = counted[self.part_tried[self.part_at[counted]]]
+        known = np.unique(np.concatenate((keys[of_tried], of_options.ravel())))
         self.arena_row = rows.block(known.size, -np.inf, 0.0)
         of_rows = np.full(self.part.size, -1)
         counted = counted[np.isin(keys[counted], known)]

@@ -36,7 +36,7 @@ class Rows:
 
     @cached_property
     def entries(self) -> tuple[Int, Int, Float]:
-        """Row, column and value of all entries, shapes (entries,). Add no more afterwards."""
+        """Row, column and value of all entries, shapes (entries,). Add none after reading it."""
         rows, columns, values = (
             np.concatenate([np.ravel(entry[number]) for entry in self._entries])
             for number in range(3)
