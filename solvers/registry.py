@@ -76,7 +76,7 @@ def solve(
     from placer.problem import Problem
     from solvers.result import Limits
 
-    check_kinds(problem=(problem, Problem))
+    check_kinds(problem=(problem, Problem), cost_model=(cost_model, str | cost_models.CostModel))
     strategy = _by_name(solver)
     model = cost_models.cost_model(cost_model) if isinstance(cost_model, str) else cost_model
     return strategy.solve(problem, model, Limits(time_limit_s, gap, seed, threads, max_steps, stop))

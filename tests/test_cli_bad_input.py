@@ -215,9 +215,11 @@ def test_only_a_proof_that_there_is_no_placement_ends_with_3() -> None:
 
 
 def test_files_that_are_taken_for_others(workbench: Workbench, tmp_path: Path) -> None:
-    machine, empty, zipped = (tmp_path / name for name in ("m.yaml", "e.yaml", "plan.json.gz"))
+    names = "m.yaml", "e.yaml", "plan.json.gz", "log.jsonl"
+    machine, empty, zipped, lines = (tmp_path / name for name in names)
     placer.Topology.parse("1xt4").save(machine)
     empty.touch()
+    lines.write_text('{"user": 1}\n{"user": 2}\n')
     zipped.write_bytes(gzip.compress(workbench.plan.read_bytes())[:99])
     (tmp_path / "step").mkdir()
     (tmp_path / "step" / "checkpoint.json").write_text('{"epoch": 0}')
@@ -231,6 +233,8 @@ def test_files_that_are_taken_for_others(workbench: Workbench, tmp_path: Path) -
             tmp_path / "step",
         ): "is a folder; a plan is the JSON file that `placer plan` wro",
         ("verify", tmp_path / "step" / "checkpoint.json"): "is a checkpoint and no plan",
+        ("verify", workbench.log): "is a log or another file, and no plan; a plan is what",
+        ("verify", lines): "is a log or another file, and no plan; a plan is what",
         ("verify", empty): "is not JSON of a plan (it is empty)",
         ("verify", zipped): "is not JSON of a plan (it is compressed: gunzip it)",
         ("topology", json_file): "is a profile, and no topology file",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_cases import fail, invoke, succeed
-from conftest import REPOSITORY
+from docs_cases import REPOSITORY
 from fast_and_full import examples
 from hypothesis import given
 from hypothesis import strategies as st

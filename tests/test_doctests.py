@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from docs_cases import REPOSITORY
 from fast_and_full import mostly_slow
 from test_layers import PACKAGES
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from docs_cases import REPOSITORY
 
 from placer import Plan
 

@@ -1,6 +1,7 @@
 """Memory by phase of a step; benchmarks/step_memory.py holds it to what PyTorch allocates."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 from problem_cases import counted_table, machine
@@ -273,3 +274,13 @@ def test_report_says_whether_it_fits() -> None:
     assert "are short in phase" in report.headline[0]
     assert report.facts["free_bytes"] < 0
     assert report.facts["largest_batch_size"] == 0
+
+
+def test_the_vectors_of_replicas_are_counted_once() -> None:
+    topology = machine(32, hbm_bytes=1 << 30)
+    everywhere = replace(plan("gpu:0").shards[0], devices=tuple(gpu.id for gpu in topology.gpus))
+    many = replace(plan("gpu:0"), topology=topology, shards=(everywhere,))
+    with mock.patch("placer.plan.peak_memory.output_vectors", wraps=output_vectors) as counted:
+        peaks = peak_memory(many, profile())
+    assert len({peak.peak_bytes for peak in peaks}) == 1
+    assert counted.call_count < 10

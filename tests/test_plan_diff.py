@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from placer import Plan, Table, Topology
 from placer.errors import PlanError
 from placer.plan.diff import Home, PlanDiff, diff, shared_bytes
 from placer.plan.fields import RowOrder, SolverRecord
+from placer.plan.memory import home_of
 from placer.plan.migration import migration
 from placer.report.moves import diff_report
 
@@ -257,3 +259,16 @@ def test_rows_that_all_gpus_have_do_not_tell_gpus_apart() -> None:
     pairs = shared_bytes(plans[2], plans[3], "t")
     assert len(pairs) == 4
     assert pairs[Home(ids[0], "hbm"), Home(ids[1], "hbm")] == 100 * 8 * 4
+
+
+def test_replicas_are_compared_in_time_that_grows_with_their_number() -> None:
+    topology = machine(64, 2)
+    ids = [gpu.id for gpu in topology.gpus]
+    old, new = (
+        plan_of(TABLE, in_hbm("t", (0, 100, 1), (0, 8), *ids[:count]), topology=topology)
+        for count in (64, 128)
+    )
+    with mock.patch("placer.plan.diff.home_of", wraps=home_of) as asked:
+        found = diff(old, new)
+    assert Counter(move.kind for move in found.moves) == {"HBM to HBM": 64}
+    assert asked.call_count < 4 * len(ids)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
-from conftest import REPOSITORY
+from docs_cases import REPOSITORY
 from problem_cases import zipf_table
 from safetensors.numpy import save_file
 

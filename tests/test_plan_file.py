@@ -143,10 +143,12 @@ def test_cut_short_anywhere(path: Path) -> None:
 def test_a_file_that_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"\xff\xfe\x00plan")
-    assert "is not UTF-8 from byte 0 on" in error_of(path)
+    assert "is a log or another file, and no plan" in error_of(path)
     assert "there is no plan at" in error_of(tmp_path / "absent.json")
-    path.write_text("[" * 100_000)
-    assert "is not JSON" in error_of(path)
+    path.write_bytes(b'{"tables": "\xff"}')
+    assert "is not JSON of a plan (it is not UTF-8 from byte 12 on)" in error_of(path)
+    path.write_text('{"tables":' * 100_000)
+    assert "is not JSON of a plan (its values are nested too deeply)" in error_of(path)
 
 
 def _set(*keys: Any, to: Any) -> Callable[[dict[str, Any]], None]:

@@ -257,7 +257,8 @@ def test_what_is_no_plan_is_not_trained_with(use: Callable[[Any], object]) -> No
 
 
 PROFILE, MACHINE = named_workload("random-2"), Topology.parse("1xh100")
-SMALL = solve(Problem(PROFILE, MACHINE), "greedy-size").plan
+PROBLEM = Problem(PROFILE, MACHINE)
+SMALL = solve(PROBLEM, "greedy-size").plan
 MODEL, TABLES = nn.Linear(1, 1), AppliedPlan({})
 TRAINER = torch.optim.SGD(MODEL.parameters())
 SCHEDULE = torch.optim.lr_scheduler.StepLR(TRAINER, 1)
@@ -288,6 +289,12 @@ SCHEDULE = torch.optim.lr_scheduler.StepLR(TRAINER, 1)
         (lambda: Problem(MACHINE, PROFILE), "profile must be of type Profile, not Topology"),
         (lambda: Problem(PROFILE, "1xh100"), "topology must be of type Topology, not str"),
         (lambda: solve(PROFILE), "problem must be of type Problem, not Profile"),
+        (lambda: solve(PROBLEM, cost_model=3), r"cost_model must be of type str .*, not int"),
+        (lambda: Plan((), "1xh100", ()), "topology must be of type Topology, not str"),
+        (lambda: make_embeddings(SMALL, weights=torch.ones(2)), "weights must be of type .*Map"),
+        (lambda: make_embeddings(SMALL, padding_idx=[0]), "padding_idx must be of type .*Mapping"),
+        (lambda: make_embeddings(SMALL).live_keys("t1"), "table 't1' does not grow; of these tab"),
+        (lambda: TABLES.live_keys("t1"), "no placed table is called 't1'; there are: none"),
         (lambda: train(MODEL, "log.tsv"), "plan must be of type Plan, not Linear"),
         (lambda: profile_log("log.tsv"), "log must be of type Log, not str"),
     ],

@@ -1,10 +1,13 @@
 """Plans that follow others: what they cost, what they move, and that rows stay where they can."""
 
 import json
+import sys
+import time
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +18,7 @@ from plan_cases import in_dram, in_hbm, machine
 from problem_cases import counted_table, problem_of, problems, zipf_table
 from test_plan_drift import ids_by_rank
 
-from cost_models import Roofline, ShardingOption
+from cost_models import CostModel, CostReport, Roofline, ShardingOption
 from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
 from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
@@ -32,8 +35,11 @@ from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.instance import Instance, Placement
 from solvers.model.read_plan import placements_of
+from solvers.registry import SOLVERS
 from solvers.report.whatif import replan_report
+from solvers.result import SolveResult
 from solvers.search.old_placement import OldTable, old_assignment
+from solvers.strategies.greedy import GreedySize
 
 MODEL = Roofline()
 LIMITS = Limits(time_limit_s=600, max_steps=fewer(60, 20))
@@ -317,6 +323,32 @@ def test_nothing_fits() -> None:
     assert (found.chosen, found.candidates, found.moves) == (None, (), None)
     assert found.fresh.termination.reason == "infeasible"
     assert replan_report(found).headline[-1] == "nothing fits"
+
+
+class SlowModel(Roofline):
+    def evaluate(self, problem: Problem, plan: Plan) -> CostReport:
+        time.sleep(0.3)
+        return super().evaluate(problem, plan)
+
+
+@pytest.mark.parametrize(("limit_s", "fresh_s"), [(1.0, 0.0), (1000.0, 600.0)])
+def test_the_plan_from_scratch_leaves_time_for_the_rest(
+    limit_s: float, fresh_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old plan takes 0.3 s to read, and the rest five times as long."""
+    problem, old = before()
+    given: list[float] = []
+
+    class Recorded(GreedySize):
+        def solve(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
+            given.append(limits.time_limit_s)
+            return super().solve(problem, cost_model, limits)
+
+    monkeypatch.setitem(sys.modules, "a_solver", SimpleNamespace(Recorded=Recorded))
+    monkeypatch.setitem(SOLVERS, "recorded", "a_solver.Recorded")
+    found = replan(problem, SlowModel(), old, Limits(limit_s, max_steps=2), solver="recorded")
+    assert given == [fresh_s]
+    assert found.chosen is not None
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(2), 1))

@@ -50,7 +50,7 @@ def test_ways_to_shard_a_table_are_rated_together_as_one_by_one(topology: Topolo
             true_s = instance.objective.key_s(changed.phase_s)
             assert key_s == pytest.approx(true_s, rel=0.05)
             checked += 1
-    assert checked > 50
+    assert checked > 5 * instance.tables
     assert assignment.shards == kept
     # GPUs that held nothing else are left empty.
     alone = Instance(problem_of(tables[0], topology=topology, batch_size=256), Roofline())

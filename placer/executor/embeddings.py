@@ -91,15 +91,19 @@ class Embeddings(nn.Module, ABC):
         plan: Plan,
         device: torch.device,
         optimizer: OptimizerName | None,
-        weights: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor] | None,
         padding_idx: Mapping[str, int] | None,
         *,
         stochastic: bool,
     ) -> None:
         super().__init__()
         check_plan(plan)
-        check_kinds(optimizer=(optimizer, str | None))
-        check_weights("weights", weights, plan.tables)
+        check_kinds(
+            optimizer=(optimizer, str | None),
+            weights=(weights, Mapping | None),
+            padding_idx=(padding_idx, Mapping | None),
+        )
+        check_weights("weights", weights or {}, plan.tables)
         if optimizer is not None and optimizer not in OPTIMIZERS:
             raise PlanMismatchError(f"optimizer {optimizer!r} is none of {OPTIMIZERS}")
         self.plan, self.device, self._stochastic = plan, device, stochastic

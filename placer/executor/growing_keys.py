@@ -167,6 +167,9 @@ class GrowingKeys:
 
     def live(self, table: str) -> tuple[Tensor, Tensor]:
         """Return the keys of a table that have rows, and these rows."""
+        if table not in self.maps:
+            grow = ", ".join(self.maps) or "none"
+            raise PlanMismatchError(f"table {table!r} does not grow; of these tables grow: {grow}")
         keys, rows = map(torch.from_numpy, self.maps[table].live())
         return keys, rows
 

@@ -251,18 +251,16 @@ def _steps_to(
         return steps + [("dropped", home, None) for home in was if home not in has]
     hosts = new.topology.hosts_by_id
     devices = new.topology.gpus_by_id.keys() | hosts.keys() | set(map(drive_of, hosts))
+    # Take a copy of a missing device only if there is no other.
+    copies = [home for home in was if _location(old, home) in devices] or was
+    at = {_location(old, home): home for home in reversed(copies)}
+    on_host = {host_of(old.topology, home): home for home in reversed(copies)}
     for home in added:
-        place, host = _location(new, home), host_of(new.topology, home)
-
-        # Find the nearest copy: in the same memory, then on the same host. Take a copy of a missing
-        # device only if there is no other.
-        def distance(home: Home, place: str = place, host: str = host) -> tuple[bool, ...]:
-            at = _location(old, home)
-            return at not in devices, at != place, host_of(old.topology, home) != host
-
-        near = min(was, key=distance)
+        place = _location(new, home)
+        # Find the nearest copy: in the same memory, then on the same host.
+        near = at.get(place) or on_host.get(host_of(new.topology, home), copies[0])
         kind = f"{near.memory.upper()} to {home.memory.upper()}"
-        if _location(old, near) == place:
+        if place in at:
             kind = "served elsewhere"
         steps.append((kind, near, home))
     return steps

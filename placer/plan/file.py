@@ -31,7 +31,7 @@ from placer.files.atomic import (
     write_bytes,
     write_text,
 )
-from placer.files.reading import LimitError, kind_of, read_json
+from placer.files.reading import LimitError, kind_of, open_file, read_json
 from placer.growing.options import Growing
 from placer.plan.fields import SCHEMA_VERSION, Pipeline, Provenance, RowOrder, Shard, SolverRecord
 from placer.tables import ColdDType, Count, DType, Table
@@ -202,6 +202,14 @@ def parse(source: Path) -> tuple[dict[str, Any], PlanModel]:
         reason = error.strerror or error
         raise PlanError(f"cannot read the plan {source}: {reason}") from error
     except LimitError as error:
+        with open_file(source) as file:
+            start = file.read(80).lstrip()
+        # A plan is one object, so it starts with a brace, and nothing follows its end.
+        if start[:1] not in (b"", b"{", b"\x1f") or str(error).startswith("Extra data"):
+            raise PlanError(
+                f"{source} is a log or another file, and no plan; a plan is what "
+                "`placer plan` wrote"
+            ) from error
         raise PlanError(
             f"{source} is not JSON of a plan ({error}): cut short or edited; "
             "make it again with `placer plan`"

@@ -194,31 +194,36 @@ def largest_batch(
 def _loads(plan: Plan, profile: Profile) -> dict[str, _Load]:
     """Return the lookups, outputs and cached rows of each GPU in a step."""
     loads = {gpu.id: _Load() for gpu in plan.topology.gpus}
-    returned: set[tuple[object, ...]] = set()
+    returned: dict[tuple[object, ...], set[str]] = defaultdict(set)
     for shard in plan.shards:
         table = plan.tables_by_name[shard.table]
         # Samples of a step that each server of the shard handles.
-        samples = plan.batch_size * (1 if len(shard.devices) > 1 else len(plan.topology.gpus))
+        replicated = len(shard.devices) > 1
+        samples = plan.batch_size * (1 if replicated else len(plan.topology.gpus))
         share = slice_lookup_share(profile[table.name], shard.rows)
         lookups = samples * table.lookups_per_sample * share
+        width = shard.width
+        key = table.dtype, width, table.optimizer, replicated
+        with_bags, without = (output_vectors(table, n, lookups) for n in (samples, 0))
+        return_bags = returned[shard.table, shard.cols, replicated]
         for device in shard.devices:
             if device not in loads:
                 continue
             load = loads[device]
-            key = table.dtype, shard.width, table.optimizer, len(shard.devices) > 1
-            arena = load.arenas.setdefault(key, _Arena(shard.width))
+            if key not in load.arenas:
+                load.arenas[key] = _Arena(width)
+            arena = load.arenas[key]
             arena.lookups += lookups
             if shard.lookup in ("staged", "cached"):
                 arena.cold_rows += shard.row_count
                 entries = shard.staging_rows + shard.cache_rows
                 arena.entries += entries
                 load.entries += entries
-                load.row_cache_bytes += entries * table.bytes_per_row(shard.width)
-            group = device, shard.table, shard.cols, len(shard.devices) > 1
-            vectors = output_vectors(table, 0 if group in returned else samples, lookups)
-            returned.add(group)
+                load.row_cache_bytes += entries * table.bytes_per_row(width)
+            vectors = without if device in return_bags else with_bags
+            return_bags.add(device)
             load.vectors += vectors
-            load.output_bytes += vectors * shard.width * _FLOAT_BYTES
+            load.output_bytes += vectors * width * _FLOAT_BYTES
     return loads
 
 

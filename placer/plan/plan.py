@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from placer.data.files.stores import COPY_THERE, here
 from placer.dense import Dense
-from placer.errors import PlanError
+from placer.errors import PlanError, check_kinds
 from placer.growing.options import Growing
 from placer.plan.fields import Memory, Pipeline, Provenance, RowOrder, Shard, SolverRecord
 from placer.tables import ColdDType, DType, Table
@@ -57,6 +57,9 @@ class Plan(Summarized):
     widths: tuple[ColdDType, ...] = ()
     growing: dict[str, Growing] = field(default_factory=dict)
     exchange_dtype: DType = "float32"
+
+    def __post_init__(self) -> None:
+        check_kinds(topology=(self.topology, Topology))
 
     @cached_property
     def tables_by_name(self) -> dict[str, Table]:

@@ -51,10 +51,7 @@ class PlacerCallback(Callback):
             def leave(module: torch.nn.Module, *_: Any) -> None:
                 applied_plan(module).leave_state_dict()
 
-            # Since torch 2.5, it also has a public name.
-            self._before_load = pl_module._register_load_state_dict_pre_hook(
-                leave, with_module=True
-            )
+            self._before_load = pl_module.register_load_state_dict_pre_hook(leave)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Undo `setup`."""

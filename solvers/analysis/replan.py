@@ -38,7 +38,10 @@ KEEP = "keep"
 """Name of the candidate that keeps the old placement."""
 _MOST_STEPS = 1 << 12
 _FRESH_SHARE = 0.6
-"""Share of the time limit for the plan from scratch."""
+"""Most of the time limit that the plan from scratch takes."""
+_OLD_PLAN_READS = 5.0
+"""Time to reserve for what follows that plan, in readings of the old plan: 25 s against 5.4 s each
+for 3,000 tables on 64 GPUs."""
 
 _COSTINGS_AFTER_SEARCH = 6
 """Time to reserve after the search, in costings: 11 s against 2.7 s each for 10,000 tables."""
@@ -132,9 +135,9 @@ def replan(
     limits = limits or Limits()
     search = _Replanning(problem, cost_model, old, limits, horizon_steps)
     kept, refused = staying.kept_plan(problem, cost_model, old)
-    fresh = solver_called(solver).solve(
-        problem, cost_model, replace(limits, time_limit_s=limits.time_limit_s * _FRESH_SHARE)
-    )
+    left_s = limits.time_limit_s - _OLD_PLAN_READS * (time.monotonic() - search.started)
+    fresh_s = max(0.0, min(left_s, limits.time_limit_s * _FRESH_SHARE))
+    fresh = solver_called(solver).solve(problem, cost_model, replace(limits, time_limit_s=fresh_s))
     found: list[Candidate] = []
     as_it_is = [] if kept is None else [(KEEP, kept)]
     for name, plan in itertools.chain(as_it_is, search.refilled(fresh.plan)):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from placer.adapters.pytorch.shared_tables import SharedTables
 from placer.adapters.pytorch.table import PlacedTable
-from placer.errors import CheckpointError, PlacerError, check_kinds
+from placer.errors import CheckpointError, PlacerError, PlanMismatchError, check_kinds
 from placer.executor import HitRates
 from placer.executor.embeddings import uncompiled
 from placer.growing import KeyCounts
@@ -232,6 +232,9 @@ class AppliedPlan(Summarized):
 
     def live_keys(self, table: str) -> tuple[Tensor, Tensor]:
         """Return the keys of a table that grows, and their present rows; see `Embeddings`."""
+        if table not in self.tables:
+            known = ", ".join(self.tables) or "none"
+            raise PlanMismatchError(f"no placed table is called {table!r}; there are: {known}")
         return self.tables[table].embeddings.live_keys(table)
 
     def close(self) -> None:

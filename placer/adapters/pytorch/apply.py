@@ -189,8 +189,7 @@ def _check_is_plain(model: nn.Module) -> None:
         raise PlanMismatchError("a plan is applied to the model already; call remove_plan first")
     if isinstance(model, StandIn | nn.Embedding | nn.EmbeddingBag):
         raise PlanMismatchError("the model is an embedding itself; give the module that holds it")
-    # Before torch 2.5, `get_default_device` does not know of ``with torch.device``.
-    if torch.empty(0).device.type == "meta":
+    if torch.get_default_device().type == "meta":
         raise PlanMismatchError(
             "torch's default device is meta, whose tensors hold no values; the model may be made "
             "there, but apply the plan after torch.set_default_device('cpu')"

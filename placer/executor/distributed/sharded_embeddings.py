@@ -94,11 +94,11 @@ class ShardedEmbeddings(Embeddings):
         growing: Mapping[str, Growing] | None = None,
         **options: Any,
     ) -> None:
-        initial = dict(weights or {})
         stochastic = options.get("rounding") == "stochastic"
         super().__init__(
-            plan, torch.device(device), optimizer, initial, padding_idx, stochastic=stochastic
+            plan, torch.device(device), optimizer, weights, padding_idx, stochastic=stochastic
         )
+        initial = dict(weights or {})
         grows = plan.growing if growing is None else growing
         if ranks is None:
             ranks = TableRanks(plan, process_group, self.device)

@@ -129,15 +129,15 @@ class PlacedEmbeddings(Embeddings):
         growing: Mapping[str, Growing] | None = None,
         whole_rows: "RowTotals | None" = None,
     ) -> None:
-        initial = dict(weights or {})
         super().__init__(
             plan,
             indexed(torch.device(device)),
             optimizer,
-            initial,
+            weights,
             padding_idx,
             stochastic=rounding == "stochastic",
         )
+        initial = dict(weights or {})
         for name, value, known in (
             ("rounding", rounding, get_args(Rounding)),
             ("cache_policy", cache_policy, get_args(Policy)),
