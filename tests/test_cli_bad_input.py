@@ -250,15 +250,6 @@ def test_files_that_are_taken_for_others(workbench: Workbench, tmp_path: Path) -
     assert "there is no plan at no:abc:" in fail("show", "no:abc:"), "colons are no emoji"
 
 
-def test_comparing_where_nothing_fits_ends_with_3(workbench: Workbench) -> None:
-    problem = ("--profile", workbench.profile, "--topology", "2xt4", "--hbm", "1KiB")
-    result = invoke("compare", *problem, "--solvers", "greedy-size", "--format", "json")
-    assert result.exit_code == 3
-    [row] = json.loads(result.stdout)["comparison"]
-    assert row["status"] == "infeasible"
-    assert row["step_time_s"] is None
-
-
 # Plans
 
 

@@ -93,26 +93,21 @@ def test_a_table_of_hostile_names_is_shown(tmp_path: Path) -> None:
     assert r"\x1b]0;owned" in output
 
 
-@pytest.mark.slow
-def test_a_full_disk_behind_stdout_is_one_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    code = (
-        "from placer.report import failures as f\nwith f.one_line_errors():\n    print('a' * 99)\n"
-    )
+_PRINTED = "from placer.report import failures as f\nwith f.one_line_errors():\n    print('a' * 99)"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "command",
+    [
+        command_line("--help"),
+        pytest.param([sys.executable, "-c", _PRINTED], marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_disk_behind_stdout_is_one_line(command: list[str]) -> None:
+    """Whether it is written at once, or when the command ends."""
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert result.returncode == 1
-    assert result.stderr == "placer: cannot write the result: No space left on device\n"
-
-
-def test_help_that_cannot_be_written_is_one_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    words = shlex.join(command_line("--help"))
-    result = subprocess.run(f"{words} > /dev/full", shell=True, capture_output=True, text=True)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 1
     assert result.stderr == "placer: cannot write the result: No space left on device\n"
 
