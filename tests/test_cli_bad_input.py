@@ -340,18 +340,6 @@ def test_a_log_needs_the_id_mapping(copy: Workbench, command: tuple[str, ...]) -
     assert line.endswith("give --profile")
 
 
-# Checkpoints
-
-
-def test_a_checkpoint_of_other_settings(workbench: Workbench, tmp_path: Path) -> None:
-    command = (*workbench.training(), "--checkpoints", tmp_path, "--steps", "3")
-    succeed(*command)
-    line = fail(*command, "--resume", "--lr", "0.5")
-    assert "the checkpoint is of another run: lr was 0.01 and is 0.5" in line
-    line = fail(*command)
-    assert f"{tmp_path} holds checkpoints of an earlier run; resume from it" in line
-
-
 @pytest.mark.parametrize("device", ["cuda:99", "abacus"])
 def test_training_that_cannot_be(workbench: Workbench, device: str) -> None:
     said = fail(*workbench.training(), "--device", device)

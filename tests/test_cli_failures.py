@@ -15,7 +15,7 @@ from cli_cases import Workbench, command_line, fail, files_of, invoke, run_proce
 
 from placer import report
 from placer.errors import PlacerError
-from placer.report.section import Column, rows_to_csv
+from placer.report.section import rows_to_csv
 from placer.units import MOST_CHARACTERS, shortened
 
 ESCAPE = "\x1b]0;owned\x07\u202e"
@@ -74,23 +74,9 @@ def test_a_message_is_of_a_readable_length_and_no_command(monkeypatch: pytest.Mo
     assert shortened("one\ntwo") == "one two"
 
 
-def test_names_in_tables_are_no_commands() -> None:
-    assert Column("name", "name").cell({"name": f"C1{ESCAPE}"}) == r"C1\x1b]0;owned\x07\u202e"
-
-
 def test_cells_of_csv_are_no_formulas() -> None:
     rows = [{"name": "=cmd()", "change": -3, "other": "-3"}, {"name": "a=b", "change": 2.5}]
     assert rows_to_csv(rows) == "name,change,other\n'=cmd(),-3,'-3\na=b,2.5,\n"
-
-
-def test_a_table_of_hostile_names_is_shown(tmp_path: Path) -> None:
-    machine = tmp_path / "machine.yaml"
-    succeed("topology", "1xt4", "-o", machine)
-    text = machine.read_text().replace("name: 1xt4", 'name: "\\e]0;owned\\a"')
-    machine.write_text(text)
-    output = succeed("topology", machine).output
-    assert "\x1b]" not in output
-    assert r"\x1b]0;owned" in output
 
 
 _PRINTED = "from placer.report import failures as f\nwith f.one_line_errors():\n    print('a' * 99)"

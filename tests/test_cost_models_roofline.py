@@ -690,10 +690,6 @@ def test_what_a_option_adds_is_unknown_where_the_slower_gpus_have_the_better_hos
     assert known == (faster != "drive")
 
 
-def test_the_zipf_law_of_these_tests_is_uniform() -> None:
-    np.testing.assert_allclose(AccessCdf.zipf(4, 0.0).row_share, 0.25)
-
-
 def test_a_roofline_leaves_the_lookups_shares_of_other_models_as_they_are() -> None:
     Roofline()
     assert np.array_equal(LOOKUP_SHARES, _lookup_shares())

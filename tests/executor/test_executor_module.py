@@ -169,23 +169,6 @@ def test_checkpoints_that_do_not_fit_are_refused_and_change_nothing() -> None:
     assert torch.equal(model.state_dict()["u.weight"], before["u.weight"])
 
 
-def test_it_trains_below_a_network_with_an_optimizer_of_its_own() -> None:
-    table = two_features()
-    placed = PlacedEmbeddings(placements(table)["split 50%"], lr=0.5)
-    top = nn.Linear(16, 1)
-    trainer = torch.optim.SGD([*placed.parameters(), *top.parameters()], lr=0.1)
-    batch = random_batch([table], 64)
-    target = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
-    losses = []
-    for _ in range(20):
-        trainer.zero_grad()
-        loss = nn.functional.mse_loss(top(torch.cat(list(placed(batch).values()), 1)), target)
-        loss.backward()
-        trainer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
-
-
 def test_it_prints_what_it_is() -> None:
     text = repr(PlacedEmbeddings(plan_of([two_features()]), backend="torch"))
     assert "tables=1, features=2, shards=1, backend='torch'" in text
