@@ -29,12 +29,6 @@ def profile_of(tmp_path: Path, log: Path, *options: str) -> str:
 # Logs
 
 
-def test_a_parquet_file_without_samples(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"item": pa.array([], pa.int64())}), tmp_path / "log.parquet")
-    line = profile_of(tmp_path, tmp_path / "log.parquet")
-    assert line == (f"placer: {tmp_path / 'log.parquet'} is empty; a log needs at least one sample")
-
-
 def test_a_missing_column(workbench: Workbench, tmp_path: Path) -> None:
     table = pq.read_table(workbench.parquet)
     pq.write_table(table.drop_columns(["C7"]), tmp_path / "other.parquet")
