@@ -1,6 +1,5 @@
 """Training over two ranks: the result of one process, checkpoints, and what becomes of failures."""
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_cases import load
-from cli_cases import Workbench, succeed
+from cli_cases import Workbench, json_of
 from fast_and_full import some
 from ranks_launcher import Job, Outcomes, run
 from torch import nn
@@ -192,5 +191,5 @@ def test_the_command_runs_under_torchrun(workbench: Workbench, tmp_path: Path) -
     assert load(tmp_path).position.step == int(steps)
     # One process goes on with the batch of both.
     one = ("--batch-size", "64", "--steps", str(int(steps) + 3), "--epochs", "1000")
-    result = json.loads(succeed(*common, *saved, *one, "--resume", "--format", "json").stdout)
+    result = json_of(*common, *saved, *one, "--resume")
     assert [step for step, _ in result["losses"]] == [int(steps) + 1 + i for i in range(3)]

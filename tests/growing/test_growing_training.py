@@ -1,6 +1,5 @@
 """The bundled trainer and the simulator with tables that grow."""
 
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from checkpoint_cases import load
-from cli_cases import invoke
+from cli_cases import json_of, succeed
 from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
 from plan_cases import machine
@@ -183,8 +182,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("plan", "--profile", folder / "profile", "--topology", "1xh100", "--batch-size", "32",
          "--solver", "greedy-cost", "--growing", "item=60%,tag=60", "-o", folder / "plan.json"),
     ):  # fmt: skip
-        answer = invoke(*command)
-        assert answer.exit_code == 0, answer.output
+        succeed(*command)
     return folder
 
 
@@ -194,29 +192,22 @@ def _training(folder: Path, *more: str) -> list[str]:
 
 
 def test_the_command_trains_on_ids_that_its_profile_has_not_seen(planned: Path) -> None:
-    answer = invoke(*_training(planned, "--format", "json"))
-    assert answer.exit_code == 0, answer.output
-    keys = json.loads(answer.stdout)["keys"]["keys"]
+    keys = json_of(*_training(planned))["keys"]["keys"]
     capacity = Plan.load(planned / "plan.json").growing["item"].capacity
     assert [row["table"] for row in keys] == ["item", "tag"]
     for row, most in zip(keys, (capacity, 60), strict=True):
         assert 0 < row["live"] <= most
         assert row["evicted"] > 0
         assert row["hit_rate"] == pytest.approx(row["hits"] / (row["hits"] + row["misses"]))
-    table = invoke(*_training(planned))
-    assert "Keys of tables that grow" in table.stdout
+    assert "Keys of tables that grow" in succeed(*_training(planned)).stdout
     data = ("--data", planned / "monday.parquet")
-    simulated = invoke("simulate", planned / "plan.json", *data, "--format", "json")
-    assert simulated.exit_code == 0, simulated.output
-    assert json.loads(simulated.stdout)["keys"][1]["live"] == 60
+    assert json_of("simulate", planned / "plan.json", *data)["keys"][1]["live"] == 60
 
 
 def test_the_next_day_goes_on_with_the_keys(planned: Path, tmp_path: Path) -> None:
     def training(day: str, *more: str) -> dict[str, list[dict[str, object]]]:
         command = ("train", planned / "plan.json", "--data", planned / f"{day}.parquet")
-        answer = invoke(*command, "--checkpoints", tmp_path, *more, "--format", "json")
-        assert answer.exit_code == 0, answer.output
-        return json.loads(answer.stdout)["keys"]
+        return json_of(*command, "--checkpoints", tmp_path, *more)["keys"]
 
     training("monday")
     maps = load(tmp_path).tensors["key_maps"]
