@@ -2,13 +2,12 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from benchmark_cases import BENCHMARKS, imported_from
 from calibration_cases import calibration
 from fast_and_full import examples
 from hypothesis import given
@@ -307,13 +306,9 @@ def test_curves_of_servers_are_what_their_plans_cost(model: StepEquation) -> Non
 
 def test_hosts_pool_as_slowly_as_an_h100_waited_for() -> None:
     """The steps of a host that pools: predictions are as often too long as too short."""
-    folder = Path(__file__).parents[1] / "benchmarks"
-    sys.path.insert(0, str(folder))
-    try:
-        predictions = __import__("_gpu_predictions").predictions
-    finally:
-        sys.path.remove(str(folder))
-    measured = json.loads((folder / "results" / "gpu-nvidia-h100-80gb-hbm3.json").read_text())
+    predictions = imported_from(BENCHMARKS, "_gpu_predictions").predictions
+    recording = BENCHMARKS / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
+    measured = json.loads(recording.read_text())
     few = [r for r in measured["records"] if r["contender"] == "host" and r["skew"] != "criteo"]
     ratios = [
         predicted_s / record["step_s"]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from checkpoint_cases import load
 from cli_cases import json_of, succeed
 from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
 from plan_cases import machine
 from safetensors.torch import load_file
+from training_cases import assert_same_tensors, ctrl_c_after
 
 from cost_models import Roofline, log_stream, simulate
 from placer import Plan
@@ -28,16 +27,6 @@ from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.pilot import compare_training
 from placer.training.reading import batches
-
-
-def _assert_same_run(one: Path, other: Path) -> None:
-    first, second = load(one), load(other)
-    assert first.position == second.position
-    assert first.tensors.keys() == second.tensors.keys()
-    for group, tensors in first.tensors.items():
-        assert tensors.keys() == second.tensors[group].keys()
-        for name, tensor in tensors.items():
-            assert torch.equal(tensor, second.tensors[group][name]), (group, name)
 
 
 @combinations("placement, stop_after, looks_ahead", ["hbm", "cached"], [5, 18, 25], [False, True])
@@ -51,13 +40,8 @@ def test_a_resumed_run_is_bit_equal(
     assert whole.keys["item"].evicted
     assert whole.keys["item"].expired
     policy = CheckpointPolicy(tmp_path / "parts", keep=1)
-
-    def interrupt(progress: object) -> None:
-        if getattr(progress, "step") == stop_after:  # noqa: B009
-            signal.raise_signal(signal.SIGINT)
-
     config = replace(CONFIG, look_ahead=looks_ahead)
-    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
+    first = train(plan, log, config, checkpoints=policy, on_progress=ctrl_c_after(stop_after))
     assert first.steps == stop_after
     other = growing_plan(log, "dram")  # Under another plan, too.
     config = replace(CONFIG, look_ahead=not looks_ahead)
@@ -65,7 +49,8 @@ def test_a_resumed_run_is_bit_equal(
     assert first.losses + rest.losses == whole.losses
     assert rest.keys == whole.keys
     assert (rest.auc, rest.log_loss) == (whole.auc, whole.log_loss)
-    _assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert load(tmp_path / "parts").position == load(tmp_path / "whole").position
+    assert_same_tensors(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_another_log_has_not_the_batch_that_was_ahead(tmp_path: Path) -> None:
@@ -74,13 +59,8 @@ def test_another_log_has_not_the_batch_that_was_ahead(tmp_path: Path) -> None:
     other = growing_log(samples.slice(320))
     config = replace(CONFIG, look_ahead=True, holdout_every=0)
     policy = CheckpointPolicy(tmp_path)
-
-    def interrupt(progress: object) -> None:
-        if getattr(progress, "step") == 5:  # noqa: B009
-            signal.raise_signal(signal.SIGINT)
-
     plan, batch = growing_plan(log), 2 * CONFIG.batch_size  # Two features of one id.
-    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
+    first = train(plan, log, config, checkpoints=policy, on_progress=ctrl_c_after(5))
     assert first.keys["item"].hits + first.keys["item"].misses == 6 * batch
     config = replace(config, max_steps=6)
     for each, more, batches_read in ((log, {}, 6), (other, {"other_data": True}, 7)):
