@@ -7,18 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import torch
 from hypothesis import strategies as st
-from plan_cases import covers, machine, tables
+from plan_cases import machine, placed, tables
 
-from placer import Plan, Table
+from placer import Plan
 from placer.errors import CheckpointError
-from placer.plan.fields import RowOrder
 from placer.storage import tensor_rows
 from placer.storage.manifest import latest
 from placer.storage.tensor_rows import TensorRows
-from placer.topology.topology import Topology
 from placer.training.checkpoint import Checkpoint, Position, open_checkpoint
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -71,25 +68,6 @@ def checkpoint_of(plan: Plan, seed: int = 0) -> Checkpoint:
         states["updates"] = torch.tensor(7)
     return Checkpoint(
         Position(7, 1, 64), {}, {"embeddings": weights, "embedding_optimizer": states}
-    )
-
-
-@st.composite
-def placed(draw: st.DrawFn, chosen: tuple[Table, ...], topology: Topology) -> Plan:
-    """A sound plan of some tables, with row orders of its own."""
-    hot_ids = {
-        table.name: np.array(
-            draw(st.permutations(range(table.rows)))[: draw(st.integers(0, table.rows))], np.int64
-        )
-        for table in chosen
-        if draw(st.booleans())
-    }
-    return Plan(
-        chosen,
-        topology,
-        tuple(shard for table in chosen for shard in draw(covers(table, topology))),
-        {name: RowOrder("profile") for name in hot_ids},
-        hot_ids,
     )
 
 

@@ -10,14 +10,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from executor_cases import machine, placements, plan_of, shard
-from ranks_cases import batches_of, sharded, table_with, train_step
+from executor_cases import contents, placements, plan_of, shard
+from ranks_cases import batches_of, plan_of_plans, sharded, table_with, train_step
 from torch import Tensor, nn
 
 from placer import apply_plan
 from placer.adapters.pytorch import applied_plan
 from placer.errors import CheckpointError
-from placer.executor import PlacedEmbeddings, ShardedEmbeddings
+from placer.executor import PlacedEmbeddings
 from placer.executor.distributed import distributed_id_order
 from placer.plan.plan import Plan
 from placer.storage import tensor_rows
@@ -45,17 +45,7 @@ def turned(plan: Plan, by: int) -> Plan:
         placements(table)[PLACEMENTS[(number + by) % len(PLACEMENTS)]]
         for number, table in enumerate(plan.tables)
     ]
-    return Plan(
-        plan.tables,
-        machine(),
-        tuple(shard for each in plans for shard in each.shards),
-        {name: order for each in plans for name, order in each.row_order.items()},
-        {name: ids for each in plans for name, ids in each.hot_ids.items()},
-    )
-
-
-def all_of(model: PlacedEmbeddings | ShardedEmbeddings) -> dict[str, Tensor]:
-    return {**model.state_dict(), **model.optimizer_state_dict()}
+    return plan_of_plans(plans)
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -79,28 +69,28 @@ def through_files(rank: int, world: int, first: int, folder: Path) -> dict[str, 
     plan = every_optimizer(first)
     model = sharded(plan)
     train_step(model, rank, batches_of(plan.tables, world, 0), 0)
-    expected = all_of(model)
+    expected = contents(model)
     others = {"seed": 8}
     fours = sharded(turned(plan, 5), **others)
     group = torch.distributed.new_group([0, 1])
     with small_blocks():
         save_model(folder / "4", model, {"epoch": torch.tensor(3)})
         assert load_model(folder / "4", fours)["epoch"] == 3
-        same(all_of(fours), expected)
+        same(contents(fours), expected)
         if rank < 2:
             twos = sharded(turned(plan, 3), process_group=group, **others)
             load_model(folder / "4", twos)
-            same(all_of(twos), expected)
+            same(contents(twos), expected)
             save_model(folder / "2", twos)
         if rank == 0:
             one = PlacedEmbeddings(turned(plan, 1), **others)
             load_model(folder / "2", one)
-            same(all_of(one), expected)
+            same(contents(one), expected)
             save_model(folder / "1", one)
         torch.distributed.barrier()
         again = sharded(turned(plan, 7), **others)
         load_model(folder / "1", again)
-        same(all_of(again), expected)
+        same(contents(again), expected)
     return expected if rank == 0 else None
 
 
@@ -125,8 +115,8 @@ def half_precision(rank: int, world: int, folder: Path) -> None:
     with small_blocks():
         save_model(folder, model)
         load_model(folder, other)
-    same(all_of(other), all_of(model))
-    assert all_of(model)["updates"] == 1
+    same(contents(other), contents(model))
+    assert contents(model)["updates"] == 1
 
 
 def applied(rank: int, world: int, folder: Path) -> dict[str, Tensor]:

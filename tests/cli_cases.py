@@ -1,9 +1,11 @@
 """The command line as tests call it: in this process, or as a real one."""
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -109,6 +111,11 @@ def succeed(*arguments: str | Path) -> Result:
     result = invoke(*arguments)
     assert result.exit_code == 0, result.output
     return result
+
+
+def json_of(*arguments: str | Path) -> Any:
+    """What a command that has to end well prints as JSON."""
+    return json.loads(succeed(*arguments, "--format", "json").stdout)
 
 
 def fail(*arguments: str | Path, exit_code: int = 1) -> str:

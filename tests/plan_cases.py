@@ -1,6 +1,7 @@
 """Machines, tables and random sound plans for tests."""
 
-from collections.abc import Mapping
+import cProfile
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -49,6 +50,13 @@ def sized(topology: Topology, memory: Mapping[str, float]) -> Topology:
     gpus = (replace(g, memory_bytes=int(memory.get(g.id, g.memory_bytes))) for g in topology.gpus)
     hosts = (replace(h, memory_bytes=int(memory.get(h.id, h.memory_bytes))) for h in topology.hosts)
     return replace(topology, gpus=tuple(gpus), hosts=tuple(hosts))
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """How many functions some work calls, of Python and built in."""
+    profiler = cProfile.Profile()
+    profiler.runcall(work)
+    return sum(one.callcount for one in profiler.getstats())
 
 
 def enlarged(topology: Topology, short_bytes: Mapping[str, int]) -> Topology:
@@ -131,13 +139,8 @@ def covers(draw: st.DrawFn, table: Table, topology: Topology) -> list[Shard]:
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
-    """A sound plan of a few tables, row orders and all."""
-    gpus, hosts = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-    topology = machine(gpus, hosts, servers=draw(st.integers(0, 1)))
-    names = draw(st.lists(_words, min_size=1, max_size=3, unique=True))
-    chosen = tuple(draw(tables(name)) for name in names)
-    shards = tuple(shard for table in chosen for shard in draw(covers(table, topology)))
+def placed(draw: st.DrawFn, chosen: tuple[Table, ...], topology: Topology) -> Plan:
+    """A sound plan of some tables, with row orders of its own."""
     hot_ids = {
         table.name: np.array(
             draw(st.permutations(range(table.rows)))[: draw(st.integers(0, table.rows))], np.int64
@@ -145,7 +148,23 @@ def plans(draw: st.DrawFn) -> Plan:
         for table in chosen
         if draw(st.booleans())
     }
-    orders = {name: RowOrder("profile") for name in hot_ids}
+    return Plan(
+        chosen,
+        topology,
+        tuple(shard for table in chosen for shard in draw(covers(table, topology))),
+        {name: RowOrder("profile") for name in hot_ids},
+        hot_ids,
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A sound plan of a few tables, row orders and all."""
+    gpus, hosts = draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    topology = machine(gpus, hosts, servers=draw(st.integers(0, 1)))
+    names = draw(st.lists(_words, min_size=1, max_size=3, unique=True))
+    chosen = tuple(draw(tables(name)) for name in names)
+    plan = draw(placed(chosen, topology))
     batch_size, times = draw(st.integers(1, 1 << 20)), st.none() | st.floats(0, 1e3)
     name, status = draw(_words), draw(st.sampled_from(["optimal", "feasible"]))
     step_time_s, bound_s, seconds = draw(times), draw(times), draw(st.floats(0, 1e6))
@@ -153,7 +172,7 @@ def plans(draw: st.DrawFn) -> Plan:
     solver = SolverRecord(name, status, step_time_s, bound_s, seconds, seed, cost_model)
     # An absolute path of a profile is saved as seen from the plan, which is tested by itself.
     made = Provenance(draw(_words), draw(_words), draw(_words), draw(_words).lstrip("/"))
-    return Plan(chosen, topology, shards, orders, hot_ids, batch_size, solver, made)
+    return replace(plan, batch_size=batch_size, solver=solver, provenance=made)
 
 
 def with_drives(plan: Plan) -> Plan:

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmark_cases import BENCHMARKS, imported_from
 from fast_and_full import fewer
 from instance_cases import plan_of, random_plan, random_problem
 from problem_cases import whole
@@ -26,17 +26,8 @@ from placer.plan.file import to_dict
 from placer.plan.memory import device_memory
 from placer.plan.verify import verify
 
-FOLDER = Path(__file__).resolve().parent.parent / "benchmarks" / "instances"
-
-
-def imported(name: str) -> ModuleType:
-    """A module of the library."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return __import__(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
+FOLDER = BENCHMARKS / "instances"
+imported = functools.partial(imported_from, FOLDER)
 
 check, expand, catalogue, plans, step_time = map(
     imported, ("check", "expand", "catalogue", "plans", "step_time")

@@ -1,31 +1,18 @@
 """benchmarks/published: files are well-formed, and each row builds its problem and its plan."""
 
 import json
-import sys
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from types import ModuleType
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import pytest
+from benchmark_cases import BENCHMARKS, imported_from
 
 from cost_models import Roofline
 from cost_models.roofline import RooflineConstants
 
-BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-
-
-def imported(name: str) -> ModuleType:
-    """A module beside the benchmark."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        return __import__(name)
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-
-
+imported = partial(imported_from, BENCHMARKS)
 published, plans = map(imported, ("_published", "_published_plans"))
 fits, figures = map(imported, ("_published_fit", "_published_figures"))
 

@@ -15,7 +15,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_ranks_cases import (
     BLOCK_BYTES,
-    all_of,
     applied,
     bounded,
     every_optimizer,
@@ -27,7 +26,7 @@ from checkpoint_ranks_cases import (
     through_files,
     turned,
 )
-from executor_cases import placements, plan_of, random_batch, shard, two_features
+from executor_cases import contents, placements, plan_of, random_batch, shard, two_features
 from hypothesis import given
 from hypothesis import strategies as st
 from ranks_cases import every_placement
@@ -167,12 +166,12 @@ def test_a_model_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     save_model(tmp_path / "saved", model)
     other = PlacedEmbeddings(turned(plan, 4), lr=0.1, seed=99)
     load_model(tmp_path / "saved", other)
-    same(all_of(other), all_of(model))
+    same(contents(other), contents(model))
     for each in (model, other):
         outputs = each(random_batch(plan.tables, seed=5))
         torch.autograd.backward([output.sum() for output in outputs.values()])
-    for key, tensor in all_of(model).items():
-        torch.testing.assert_close(all_of(other)[key], tensor)
+    for key, tensor in contents(model).items():
+        torch.testing.assert_close(contents(other)[key], tensor)
 
 
 class Net(nn.Module):
@@ -457,10 +456,10 @@ def test_what_does_not_fit_is_named_before_anything_is_changed(tmp_path: Path) -
     save_model(tmp_path / "saved", PlacedEmbeddings(plan_of([a, b])))
     wide = replace(b, dim=4)
     model = PlacedEmbeddings(plan_of([a, wide]), seed=5)
-    before = all_of(model)
+    before = contents(model)
     with pytest.raises(CheckpointError, match=r"model.b.weight has shape \(61, 8\), not \(61, 4\)"):
         load_model(tmp_path / "saved", model)
-    same(all_of(model), before)
+    same(contents(model), before)
     half = PlacedEmbeddings(plan_of([a, replace(b, dtype="float16")]))
     with pytest.raises(CheckpointError, match=r"model.b.weight is torch.float32, not torch.float1"):
         load_model(tmp_path / "saved", half)

@@ -29,12 +29,6 @@ def profile_of(tmp_path: Path, log: Path, *options: str) -> str:
 # Logs
 
 
-def test_a_parquet_file_without_samples(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"item": pa.array([], pa.int64())}), tmp_path / "log.parquet")
-    line = profile_of(tmp_path, tmp_path / "log.parquet")
-    assert line == (f"placer: {tmp_path / 'log.parquet'} is empty; a log needs at least one sample")
-
-
 def test_a_missing_column(workbench: Workbench, tmp_path: Path) -> None:
     table = pq.read_table(workbench.parquet)
     pq.write_table(table.drop_columns(["C7"]), tmp_path / "other.parquet")
@@ -254,15 +248,6 @@ def test_files_that_are_taken_for_others(workbench: Workbench, tmp_path: Path) -
     assert "there is no plan at no:abc:" in fail("show", "no:abc:"), "colons are no emoji"
 
 
-def test_comparing_where_nothing_fits_ends_with_3(workbench: Workbench) -> None:
-    problem = ("--profile", workbench.profile, "--topology", "2xt4", "--hbm", "1KiB")
-    result = invoke("compare", *problem, "--solvers", "greedy-size", "--format", "json")
-    assert result.exit_code == 3
-    [row] = json.loads(result.stdout)["comparison"]
-    assert row["status"] == "infeasible"
-    assert row["step_time_s"] is None
-
-
 # Plans
 
 
@@ -351,18 +336,6 @@ def test_a_log_needs_the_id_mapping(copy: Workbench, command: tuple[str, ...]) -
     line = fail(*command, copy.plan, "--data", copy.log)
     assert f"placer: reading {copy.log} needs the id mapping that {copy.plan} was made" in line
     assert line.endswith("give --profile")
-
-
-# Checkpoints
-
-
-def test_a_checkpoint_of_other_settings(workbench: Workbench, tmp_path: Path) -> None:
-    command = (*workbench.training(), "--checkpoints", tmp_path, "--steps", "3")
-    succeed(*command)
-    line = fail(*command, "--resume", "--lr", "0.5")
-    assert "the checkpoint is of another run: lr was 0.01 and is 0.5" in line
-    line = fail(*command)
-    assert f"{tmp_path} holds checkpoints of an earlier run; resume from it" in line
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "abacus"])

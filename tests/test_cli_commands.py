@@ -10,7 +10,7 @@ from shutil import copytree
 
 import pytest
 from calibration_cases import SECONDS, calibration
-from cli_cases import COMMANDS, Workbench, fail, invoke, misuse, succeed
+from cli_cases import COMMANDS, Workbench, fail, invoke, json_of, misuse, succeed
 
 import placer
 from placer.plan.fields import Provenance
@@ -58,9 +58,8 @@ def test_columns_of_parquet_can_be_chosen(workbench: Workbench, tmp_path: Path) 
     assert [profile.name for profile in loaded] == ["C1"]
     succeed("plan", "--profile", tmp_path / "p", *workbench.machine(), "--solver", "greedy-cost",
             "-o", tmp_path / "plan.json")  # fmt: skip
-    trained = succeed("train", "--plan", tmp_path / "plan.json", "--data",
-                      tmp_path / "own.parquet", "--format", "json")  # fmt: skip
-    assert json.loads(trained.stdout)["auc"] is not None
+    data = "--data", tmp_path / "own.parquet"
+    assert json_of("train", "--plan", tmp_path / "plan.json", *data)["auc"] is not None
 
 
 def test_counts_made_elsewhere_become_a_profile(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_a_plan_keeps_the_type_of_its_exchange(few_tables: Workbench, tmp_path: 
     succeed("plan", *few_tables.problem(), *arguments)
     shown = succeed("show", plan)
     assert "pooled rows travel as bfloat16" in shown.stdout
-    facts = json.loads(succeed("show", plan, "--format", "json").stdout)
+    facts = json_of("show", plan)
     assert facts["exchange_dtype"] == "bfloat16"
     succeed("replan", plan, "--profile", few_tables.profile, "--steps", "1", "-o", replanned)
     assert placer.Plan.load(replanned).exchange_dtype == "bfloat16"
@@ -151,7 +150,7 @@ def test_compare(few_tables: Workbench, tmp_path: Path) -> None:
 def test_steps_end_a_search(workbench: Workbench, tmp_path: Path) -> None:
     search = ("plan", *workbench.problem(), "--solver", "auto", "--gap", "0",
               "--time-limit", "600", "--steps", "3", "-o", tmp_path / "plan.json")  # fmt: skip
-    assert json.loads(succeed(*search, "--format", "json").stdout)["limit"] == "steps"
+    assert json_of(*search)["limit"] == "steps"
     assert "feasible (steps limit)" in succeed(*search).stdout
 
 
@@ -223,7 +222,7 @@ def test_the_proof_of_an_edited_plan_names_the_step_that_it_is_of(
     succeed("plan", *workbench.problem(), "--solver", "greedy-cost", "-o", file)
     before = json.loads(file.read_text())
     assert "that it found" not in succeed("show", file).stdout
-    found = json.loads(succeed("show", file, "--format", "json").stdout)
+    found = json_of("show", file)
     bound_s = before["solver"]["bound_s"]
     assert found["bound_s"] == bound_s
     assert found["gap"] == pytest.approx(found["step_time_s"] / bound_s - 1)
@@ -233,7 +232,7 @@ def test_the_proof_of_an_edited_plan_names_the_step_that_it_is_of(
             shard["lookup"], shard["staging_rows"] = "uva", 0
     file.write_text(json.dumps(document))
     succeed("verify", file, "--seal")
-    facts = json.loads(succeed("show", file, "--format", "json").stdout)
+    facts = json_of("show", file)
     found_s = before["solver"]["step_time_s"]
     assert facts["step_time_s"] > found_s
     assert facts["gap"] == pytest.approx(facts["step_time_s"] / bound_s - 1)
@@ -254,7 +253,7 @@ def test_show_gives_no_bound_of_another_step_time_as_json(
         day = tmp_path / "day"
         succeed("profile", tmp_path / "day.tsv", "--like", workbench.profile, "-o", day)
         options = ("--profile", day)
-    facts = json.loads(succeed("show", workbench.plan, *options, "--format", "json").stdout)
+    facts = json_of("show", workbench.plan, *options)
     assert facts["step_time_s"] != placer.Plan.load(workbench.plan).solver.step_time_s
     assert facts["bound_s"] is facts["gap"] is None
 
@@ -286,7 +285,7 @@ def test_show_is_readable_at_26_and_at_856_tables(workbench: Workbench, tmp_path
     assert len(many) < 80
     assert max(map(len, many)) <= 160
     assert many[-1].startswith("12 of 856")
-    everything = json.loads(succeed("show", file, "--format", "json").stdout)
+    everything = json_of("show", file)
     assert len(everything["tables"]) == 856
 
 
@@ -315,7 +314,7 @@ def test_topology(tmp_path: Path) -> None:
     devices = json.loads(result.stdout)["devices"]
     (first,) = (device for device in devices if device["device"] == "gpu:0")
     assert first["memory_bytes"] == 8 << 30
-    again = json.loads(succeed("topology", file, "--format", "json").stdout)
+    again = json_of("topology", file)
     assert again["devices"] == devices
     assert "gpu:1" in succeed("topology", "2xt4").stdout
     with_drive = succeed("topology", file, "--ssd", "2TiB", "--format", "json").stdout

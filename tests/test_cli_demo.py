@@ -1,11 +1,10 @@
 """`placer demo`: what `make demo` runs, made small."""
 
-import json
 import re
 from pathlib import Path
 
 import pytest
-from cli_cases import invoke, succeed
+from cli_cases import invoke, json_of, succeed
 
 import placer
 from placer.plan.verify import violations
@@ -21,7 +20,7 @@ def check(folder: Path, output: str) -> placer.Profile:
     assert not violations(plan)
     assert (folder / "compare.png").read_bytes().startswith(b"\x89PNG")
     hbm_bytes = sum(gpu.memory_bytes for gpu in plan.topology.gpus)
-    shown = json.loads(succeed("show", folder / "plan.json", "--format", "json").stdout)
+    shown = json_of("show", folder / "plan.json")
     assert shown["hbm_used_bytes"] + shown["dram_used_bytes"] > hbm_bytes
     assert {shard.memory for shard in plan.shards} == {"hbm", "dram"}
     assert all(f" {solver} " in output for solver in SOLVERS)

@@ -15,7 +15,7 @@ from cli_cases import Workbench, command_line, fail, files_of, invoke, run_proce
 
 from placer import report
 from placer.errors import PlacerError
-from placer.report.section import Column, rows_to_csv
+from placer.report.section import rows_to_csv
 from placer.units import MOST_CHARACTERS, shortened
 
 ESCAPE = "\x1b]0;owned\x07\u202e"
@@ -74,45 +74,26 @@ def test_a_message_is_of_a_readable_length_and_no_command(monkeypatch: pytest.Mo
     assert shortened("one\ntwo") == "one two"
 
 
-def test_names_in_tables_are_no_commands() -> None:
-    assert Column("name", "name").cell({"name": f"C1{ESCAPE}"}) == r"C1\x1b]0;owned\x07\u202e"
-
-
 def test_cells_of_csv_are_no_formulas() -> None:
     rows = [{"name": "=cmd()", "change": -3, "other": "-3"}, {"name": "a=b", "change": 2.5}]
     assert rows_to_csv(rows) == "name,change,other\n'=cmd(),-3,'-3\na=b,2.5,\n"
 
 
-def test_a_table_of_hostile_names_is_shown(tmp_path: Path) -> None:
-    machine = tmp_path / "machine.yaml"
-    succeed("topology", "1xt4", "-o", machine)
-    text = machine.read_text().replace("name: 1xt4", 'name: "\\e]0;owned\\a"')
-    machine.write_text(text)
-    output = succeed("topology", machine).output
-    assert "\x1b]" not in output
-    assert r"\x1b]0;owned" in output
+_PRINTED = "from placer.report import failures as f\nwith f.one_line_errors():\n    print('a' * 99)"
 
 
-@pytest.mark.slow
-def test_a_full_disk_behind_stdout_is_one_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    code = (
-        "from placer.report import failures as f\nwith f.one_line_errors():\n    print('a' * 99)\n"
-    )
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize(
+    "command",
+    [
+        command_line("--help"),
+        pytest.param([sys.executable, "-c", _PRINTED], marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_disk_behind_stdout_is_one_line(command: list[str]) -> None:
+    """Whether it is written at once, or when the command ends."""
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run(
-            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert result.returncode == 1
-    assert result.stderr == "placer: cannot write the result: No space left on device\n"
-
-
-def test_help_that_cannot_be_written_is_one_line() -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("needs /dev/full")
-    words = shlex.join(command_line("--help"))
-    result = subprocess.run(f"{words} > /dev/full", shell=True, capture_output=True, text=True)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert result.returncode == 1
     assert result.stderr == "placer: cannot write the result: No space left on device\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Workbench, fail, invoke, misuse, succeed
+from cli_cases import Workbench, fail, invoke, json_of, misuse, succeed
 
 import placer
 from placer.growing import HitRate
@@ -15,7 +15,7 @@ from placer.growing import HitRate
 def test_diff(few_tables: Workbench, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     succeed("plan", *few_tables.problem(), "--solver", "greedy-size", "-o", other)
-    found = json.loads(succeed("diff", few_tables.plan, other, "--format", "json").stdout)
+    found = json_of("diff", few_tables.plan, other)
     assert 0 < found["changed_cells"] <= found["compared_cells"]
     assert found["moved_bytes"] == sum(row["moved_bytes"] for row in found["tables"])
     assert found["moved_bytes"] == sum(row["moved_bytes"] for row in found["moves"])
@@ -31,11 +31,8 @@ def test_diff(few_tables: Workbench, tmp_path: Path) -> None:
 def test_whatif(workbench: Workbench, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     picture = tmp_path / "front.png"
-    result = succeed(
-        "whatif", *workbench.problem(), "--hbm-steps", "100KiB,1MiB", "--plot", picture,
-        "--format", "json",
-    )  # fmt: skip
-    found = json.loads(result.stdout)
+    budgets = "--hbm-steps", "100KiB,1MiB"
+    found = json_of("whatif", *workbench.problem(), *budgets, "--plot", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert found["effects"][0]["change"] == "HBM +10%"
     assert [row["hbm_bytes"] for row in found["front"]] == [100 * 2**10, 2**20]
@@ -112,9 +109,7 @@ def test_explain(few_tables: Workbench, tmp_path: Path) -> None:
     text = succeed("show", few_tables.plan, "--explain", "C3").stdout
     assert "Why table C3 is where it is" in text
     assert "What binds it" in text
-    found = json.loads(
-        succeed("show", few_tables.plan, "--explain", "C3", "--format", "json").stdout
-    )
+    found = json_of("show", few_tables.plan, "--explain", "C3")
     plan = placer.Plan.load(few_tables.plan)
     assert found["step_time_s"] == pytest.approx(plan.solver.step_time_s)
     assert "no table 'C99'" in fail("show", few_tables.plan, "--explain", "C99")
@@ -129,8 +124,8 @@ def test_compare_over_priced_machines(few_tables: Workbench) -> None:
         "compare", "--profile", few_tables.profile, "--topology", "1xt4,2xt4,8xh100",
         "--solvers", "greedy-cost", "--batch-size", "64",
     )  # fmt: skip
-    result = succeed(*arguments, "--price", "1xt4=0.5,2xt4=1.0", "--format", "json")
-    rows = {row["topology"]: row for row in json.loads(result.stdout)["comparison"]}
+    compared = json_of(*arguments, "--price", "1xt4=0.5,2xt4=1.0")["comparison"]
+    rows = {row["topology"]: row for row in compared}
     assert list(rows) == ["1xt4", "2xt4", "8xh100"]
     row = rows["2xt4"]
     assert row["samples_per_s"] == pytest.approx(128 / row["step_time_s"])
@@ -156,21 +151,19 @@ def test_machines_in_files_are_called_as_the_files(few_tables: Workbench, tmp_pa
         "compare", "--profile", few_tables.profile, "--topology", ",".join(names),
         "--solvers", "greedy-size", "--batch-size", "64",
     )  # fmt: skip
-    rows = json.loads(succeed(*arguments, "--format", "json").stdout)["comparison"]
+    rows = json_of(*arguments)["comparison"]
     assert [row["topology"] for row in rows] == names
     assert rows[0]["step_time_s"] < rows[1]["step_time_s"]
     assert [row["ratio_to_best"] for row in rows] == [1, 1]
-    refused = json.loads(succeed(*arguments, "--hbm", "1GiB,99GiB", "--format", "json").stdout)
+    refused = json_of(*arguments, "--hbm", "1GiB,99GiB")
     assert {row["topology"] for row in refused["comparison"]} == set(names)
 
 
 @pytest.mark.slow
 def test_compare_says_what_does_not_fit(workbench: Workbench) -> None:
-    result = succeed(
-        "compare", "--workload", "mlperf-dcnv2", "--topology", "1xt4,8xh100",
-        "--solvers", "greedy-cost", "--format", "json",
-    )  # fmt: skip
-    rows = {row["topology"]: row for row in json.loads(result.stdout)["comparison"]}
+    asked = "--workload", "mlperf-dcnv2", "--topology", "1xt4,8xh100"
+    compared = json_of("compare", *asked, "--solvers", "greedy-cost")["comparison"]
+    rows = {row["topology"]: row for row in compared}
     assert rows["1xt4"]["step_time_s"] is None
     assert "all hosts lack 42" in rows["1xt4"]["detail"]
     assert rows["1xt4"]["binding"] == ""
@@ -203,7 +196,7 @@ def test_a_plan_with_servers_without_gpus(tmp_path: Path) -> None:
     assert (shard.devices, shard.memory, shard.lookup) == (("host:2",), "dram", "host")
     assert loaded.topology.servers[1].memory_bytes < 2**31
     succeed("verify", plan, "--constraints", rules)
-    shown = json.loads(succeed("show", plan, "--format", "json").stdout)
+    shown = json_of("show", plan)
     times = {row["device"]: row for row in shown["time"]}
     assert times["host:2"]["communication_s"] > 0
     assert times["host:2"]["dram_s"] > 0
@@ -229,7 +222,7 @@ def _hbm_on(folder: Path, host: str) -> Path:
 
 
 def found(*arguments) -> dict:
-    return json.loads(succeed("simulate", *arguments, "--format", "json").stdout)
+    return json_of("simulate", *arguments)
 
 
 @pytest.mark.slow

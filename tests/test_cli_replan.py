@@ -1,6 +1,5 @@
 """`placer replan`, and `placer show` of plans with constraints or rows that have gone cold."""
 
-import json
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from cli_cases import Workbench, fail, invoke, misuse, succeed
+from cli_cases import Workbench, fail, invoke, json_of, misuse, succeed
 
 import placer
 from placer.profile.table_profile import RowCounts
@@ -17,7 +16,7 @@ from placer.profile.table_profile import RowCounts
 
 def replanned(*arguments: str | Path) -> dict[str, object]:
     """What `placer replan --format json` prints."""
-    return json.loads(succeed("replan", *arguments, "--format", "json").stdout)
+    return json_of("replan", *arguments)
 
 
 def test_an_unchanged_problem_keeps_its_plan(few_tables: Workbench, tmp_path: Path) -> None:
@@ -31,7 +30,7 @@ def test_an_unchanged_problem_keeps_its_plan(few_tables: Workbench, tmp_path: Pa
     old = placer.Plan.load(few_tables.plan)
     assert set(placer.Plan.load(new).shards) == set(old.shards)
     assert "is sound" in succeed("verify", new).stdout
-    moved = json.loads(succeed("diff", few_tables.plan, new, "--format", "json").stdout)
+    moved = json_of("diff", few_tables.plan, new)
     assert moved["changed_cells"] == 0
 
 
@@ -42,7 +41,7 @@ def test_a_smaller_machine(workbench: Workbench, tmp_path: Path) -> None:
     assert found["horizon_steps"] == 1000
     assert found["old_step_time_s"] is None
     assert "bytes too many" in str(found["old_refused"])
-    moved = json.loads(succeed("diff", workbench.plan, new, "--format", "json").stdout)
+    moved = json_of("diff", workbench.plan, new)
     assert moved["moved_bytes"] == found["moved_bytes"] > 0
     plan = placer.Plan.load(new)
     assert plan.solver.step_time_s == found["step_time_s"]
@@ -80,11 +79,11 @@ def test_drift(few_tables: Workbench, tmp_path: Path) -> None:
     # Its rows have gone cold, which `show` tells as well.
     recorded = placer.Plan.load(few_tables.plan).solver.step_time_s
     assert float(str(found["step_time_s"])) > 1.01 * recorded
-    shown = json.loads(succeed("show", new, "--format", "json").stdout)
+    shown = json_of("show", new)
     assert shown["step_time_s"] == pytest.approx(found["step_time_s"])
     later = replanned("--from", few_tables.plan, *roomy, "--horizon-steps", "1000000000", "-o", new)
     assert float(str(later["step_time_s"])) < float(str(found["step_time_s"]))
-    shown = json.loads(succeed("show", new, "--format", "json").stdout)
+    shown = json_of("show", new)
     assert shown["step_time_s"] == pytest.approx(later["step_time_s"])
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from plan_cases import in_dram, in_hbm, machine, plan_of, plans
 from problem_cases import problem_of, zipf_table
 
-from cli import main
 from placer import Constraints, Plan, Problem, Profile, Shard, Table, TableRule, Topology
 from placer.constraints.constraints import matches
 from placer.constraints.file import KINDS, Kind, dumps
@@ -573,9 +572,3 @@ def test_compare_ends_with_an_error_if_no_machine_has_a_pinned_gpu(tmp_path: Pat
     line = fail("compare", "--workload", "random-3@1", "--topology", "1xt4,2xt4",
                 "--constraints", rules)  # fmt: skip
     assert "'t1' is pinned to 'gpu:5', which the topology '1xt4' lacks" in line
-
-
-@pytest.mark.parametrize("command", ["plan", "compare", "whatif", "verify"])
-def test_commands_that_take_constraints(command: str) -> None:
-    options = {name for option in main.commands[command].params for name in option.opts}
-    assert "--constraints" in options

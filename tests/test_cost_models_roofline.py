@@ -2,13 +2,12 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from benchmark_cases import BENCHMARKS, imported_from
 from calibration_cases import calibration
 from fast_and_full import examples
 from hypothesis import given
@@ -307,13 +306,9 @@ def test_curves_of_servers_are_what_their_plans_cost(model: StepEquation) -> Non
 
 def test_hosts_pool_as_slowly_as_an_h100_waited_for() -> None:
     """The steps of a host that pools: predictions are as often too long as too short."""
-    folder = Path(__file__).parents[1] / "benchmarks"
-    sys.path.insert(0, str(folder))
-    try:
-        predictions = __import__("_gpu_predictions").predictions
-    finally:
-        sys.path.remove(str(folder))
-    measured = json.loads((folder / "results" / "gpu-nvidia-h100-80gb-hbm3.json").read_text())
+    predictions = imported_from(BENCHMARKS, "_gpu_predictions").predictions
+    recording = BENCHMARKS / "results" / "gpu-nvidia-h100-80gb-hbm3.json"
+    measured = json.loads(recording.read_text())
     few = [r for r in measured["records"] if r["contender"] == "host" and r["skew"] != "criteo"]
     ratios = [
         predicted_s / record["step_s"]
@@ -688,10 +683,6 @@ def test_what_a_option_adds_is_unknown_where_the_slower_gpus_have_the_better_hos
     known = of_links.sharding_overhead_s(problem_of(table, topology=crossed)) is not None
     # What it has measured it takes of any host; drives and links are the topology's.
     assert known == (faster != "drive")
-
-
-def test_the_zipf_law_of_these_tests_is_uniform() -> None:
-    np.testing.assert_allclose(AccessCdf.zipf(4, 0.0).row_share, 0.25)
 
 
 def test_a_roofline_leaves_the_lookups_shares_of_other_models_as_they_are() -> None:

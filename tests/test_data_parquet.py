@@ -179,7 +179,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     refused(r"other\.parquet has no column 'item'", [good, other])
     empty = tmp_path / "empty.parquet"
     pq.write_table(sample_table().slice(0, 0), empty)
-    refused(r"empty\.parquet is empty", empty)
+    refused(r"empty\.parquet is empty; a log needs at least one sample", empty)
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(good.read_bytes()[:-30])
     refused(r"cannot read .*cut\.parquet as Parquet", cut)

@@ -207,11 +207,6 @@ def test_only_what_is_not_as_usual_changes_the_hash() -> None:
     assert problem(DLRM, named).sha256 != problem(DLRM, machine()).sha256
 
 
-def test_a_pipeline_is_one_of_two() -> None:
-    with pytest.raises(ProblemError, match="'eager'; there are look-ahead and serial"):
-        replace(problem(None, machine()), pipeline="eager")
-
-
 @pytest.mark.parametrize("dense", [None, MeasuredDense(0.012), replace(DLRM, math="float16")])
 def test_a_plan_file_keeps_both(dense: Dense | None, tmp_path: Path) -> None:
     named = replace(Topology.parse("2xh100"), sources={})  # A plan does not keep sources.

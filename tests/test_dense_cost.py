@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli_cases import Workbench, succeed
+from cli_cases import Workbench, json_of, succeed
 from dense_cases import DLRM, machine, problem, table
 
 from cost_models import Roofline
@@ -230,7 +230,7 @@ def test_commands_keep_what_was_asked(few_tables: Workbench, tmp_path: Path) -> 
     assert "not those that the plan was made for" not in shown.stderr
     for key in ("dense_s", "dense_bytes", "pipeline", "step_time_s", "problem_sha256"):
         assert json.loads(shown.stdout)[key] == facts[key], key
-    replayed = json.loads(succeed("simulate", plan, "--batches", 2, "--format", "json").stdout)
+    replayed = json_of("simulate", plan, "--batches", 2)
     assert replayed["look_ahead"] is False
     assert replayed["step_mean_s"] > facts["dense_s"] == replayed["dense_s"]
     words = succeed(

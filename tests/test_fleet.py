@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from cli_cases import fail, invoke, succeed
+from cli_cases import fail, invoke, json_of, succeed
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -209,8 +209,7 @@ def test_the_command(tmp_path: Path) -> None:
     )  # fmt: skip
     prices = tmp_path / "prices.toml"
     prices.write_text("h100 = 2.5\n1xl4 = 1000\n")
-    result = succeed(*asked, "--price", prices, "--format", "json")
-    document = json.loads(result.stdout)
+    document = json_of(*asked, "--price", prices)
     assert document["cheapest"] == "2xh100"
     assert document["without_price"] == ["1xgaudi3"]
     h100, l4, gaudi = document["fleet"]

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 import pytest
 from browser_cases import Browser, browser, needs_chromium
-from cli_cases import Workbench, fail, make_workbench, succeed
+from cli_cases import Workbench, fail, json_of, make_workbench, succeed
 from dense_cases import DLRM
 from plan_cases import machine
 from problem_cases import zipf_table
@@ -287,7 +287,7 @@ PARTS = ("time", "memory-gpus", "front")
 @pytest.mark.slow
 @needs_chromium
 def test_figures_in_the_page_are_those_of_show(bench: Workbench, page: Path, tab: Browser) -> None:
-    known = json.loads(succeed("show", bench.plan, "--format", "json").stdout)
+    known = json_of("show", bench.plan)
     tab.open(page)
     facts = tab.evaluate(
         "Object.fromEntries([...document.querySelectorAll('[data-fact]')]"

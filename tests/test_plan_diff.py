@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_cases import covers, in_dram, in_hbm, machine, plan_of, tables
+from plan_cases import in_dram, in_hbm, machine, placed, plan_of, tables
 
 from placer import Plan, Table, Topology
 from placer.errors import PlanError
@@ -26,15 +26,7 @@ def successive_plans(draw: st.DrawFn) -> tuple[Plan, Plan]:
     """Two sound placements of one table on one machine, each with a row order of its own."""
     table = draw(tables())
     topology = machine(draw(st.integers(1, 3)), draw(st.integers(1, 2)))
-    plans = []
-    for _ in range(2):
-        listed = draw(st.permutations(range(table.rows)))[: draw(st.integers(0, table.rows))]
-        ordered = draw(st.booleans())
-        orders = {"t": RowOrder("profile")} if ordered else {}
-        hot_ids = {"t": np.array(listed, dtype=np.int64)} if ordered else {}
-        shards = tuple(draw(covers(table, topology)))
-        plans.append(Plan((table,), topology, shards, orders, hot_ids))
-    return plans[0], plans[1]
+    return draw(placed((table,), topology)), draw(placed((table,), topology))
 
 
 def homes_by_cell(plan: Plan) -> dict[tuple[int, int], frozenset[Home]]:
@@ -147,15 +139,6 @@ def test_replicas_come_and_go() -> None:
     assert copied.moved_bytes == 3200
     assert [(move.kind, move.target) for move in dropped.moves] == [("dropped", None)]
     assert (dropped.changed_cells, dropped.moved_bytes) == (800, 0)
-
-
-def test_other_hot_rows_move_though_the_slices_are_equal() -> None:
-    shards = in_hbm("t", (0, 2, 1), (0, 8)), in_dram("t", (2, 100, 1), (0, 8))
-    order = {"t": RowOrder("profile")}
-    old = replace(plan_of(TABLE, *shards), row_order=order, hot_ids={"t": np.array([7, 3])})
-    new = replace(plan_of(TABLE, *shards), row_order=order, hot_ids={"t": np.array([3, 50])})
-    moves = {move.kind: move.cells for move in diff(old, new).moves}
-    assert moves == {"HBM to DRAM": 8, "DRAM to HBM": 8}
 
 
 def test_tables_that_cannot_be_compared_are_named() -> None:

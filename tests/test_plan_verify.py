@@ -1,6 +1,5 @@
 """`verify`: sound plans have no violation, and each single fault is found."""
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -10,7 +9,7 @@ import pytest
 from fast_and_full import examples
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plan_cases import in_dram, in_hbm, machine, plan_of, plans, sized
+from plan_cases import calls_of, in_dram, in_hbm, machine, plan_of, plans, sized
 
 from placer import Feature, Plan, Shard, Table
 from placer.errors import CapacityError, PlanError
@@ -298,17 +297,8 @@ def _calls_of_verify(kind: str, n: int) -> int:
     if kind == "tables":
         tables = tuple(Table(f"t{i}", 10, 8, features=(Feature(f"f{i}"),)) for i in range(n))
         shards = [shard((0, 10, 1), (0, 8), f"t{i}") for i in range(n)]
-    plan, calls = Plan(tables, machine(), tuple(shards)), 0
-
-    def count(*_: object) -> None:
-        nonlocal calls
-        calls += 1
-
-    sys.setprofile(count)
-    try:
-        found = violations(plan)
-    finally:
-        sys.setprofile(None)
+    plan, found = Plan(tables, machine(), tuple(shards)), []
+    calls = calls_of(lambda: found.extend(violations(plan)))
     assert found == []
     return calls
 

@@ -471,13 +471,14 @@ def test_csv_has_the_rows_of_all_sections() -> None:
 
 
 def test_names_of_files_change_neither_a_terminal_nor_a_spreadsheet() -> None:
-    name = "a\x1b[31m\n=cmd()\t[red]b[/]"
+    name = "a\x1b[31m\n=cmd()\t[red]b[/]\x07\u202e"
     row = {name: name, "formula": "\t=cmd()", "below": "x\r\n@cmd()", "=key": 1}
     columns = tuple(Column(key, key) for key in row)
     report = Report(name, (Section("s", name, columns, (row,)),), headline=(name,))
-    written = r"a\x1b[31m\n=cmd()\t[red]b[/]"
+    written = r"a\x1b[31m\n=cmd()\t[red]b[/]\x07\u202e"
+    assert columns[0].cell(row) == written
     text = shown(report, 120)
-    assert not set(text) & set("\x1b\t\r")
+    assert not set(text) & set("\x1b\t\r\x07\u202e")
     assert text.count(written) == 5  # title, headline, title of the section, heading and cell
     assert list(csv.reader(io.StringIO(report.to_csv()))) == [
         [written, "formula", "below", "'=key"],

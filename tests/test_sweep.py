@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import invoke, misuse, succeed
+from cli_cases import invoke, json_of, misuse, succeed
 from fast_and_full import examples, is_fast
 from hypothesis import given
 from hypothesis import strategies as st
@@ -518,7 +518,7 @@ COMMAND = ("sweep", "--vary", "sparse=4,8", "--set", "rows=1000", "--set", "batc
 
 
 def test_json_has_the_values_of_the_library() -> None:
-    document = json.loads(succeed(*COMMAND, "--vary", "rows=5e8", "--format", "json").stdout)
+    document = json_of(*COMMAND, "--vary", "rows=5e8")
     assert len(document["points"]) == 4 * 3 * len(PLACEMENTS)
     base = replace(Setting(), rows=1000, batch=64)
     machines = [platform(name) for name in ("big-basin", "zion", "8xh200", "16xcpu")]
@@ -533,7 +533,7 @@ def test_json_has_the_values_of_the_library() -> None:
 
 
 def test_a_winner_is_ahead_of_the_first_that_is_slower() -> None:
-    document = json.loads(succeed(*COMMAND, "--platform", "big-basin", "--format", "json").stdout)
+    document = json_of(*COMMAND, "--platform", "big-basin")
     for winner in document["winners"]:
         rates = {
             point["placement"]: point["samples_per_s"]
@@ -605,9 +605,7 @@ def test_this_machine_is_measured() -> None:
 
 
 def test_budgets_and_bad_usage() -> None:
-    document = json.loads(
-        succeed(*COMMAND, "--platform", "zion", "--hbm", "1KiB", "--format", "json").stdout
-    )
+    document = json_of(*COMMAND, "--platform", "zion", "--hbm", "1KiB")
     short = {p["placement"]: p["short_resource"] for p in document["points"]}
     assert short["gpu"] == "hbm"
     assert short["cpu"] is None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,15 @@ import pytest
 import torch
 from checkpoint_cases import load
 from fast_and_full import combinations, mostly_slow
-from training_cases import QUICK, Placement, assert_same_tensors, losses_of, plan_for, small_log
+from training_cases import (
+    QUICK,
+    Placement,
+    assert_same_tensors,
+    ctrl_c_after,
+    losses_of,
+    plan_for,
+    small_log,
+)
 
 from placer import Plan
 from placer.errors import CheckpointError, PlacerError
@@ -33,12 +40,8 @@ def small(step: int, size: int = 10) -> Checkpoint:
 
 def run_interrupted(plan, config: TrainConfig, folder: Path, stop_after: int) -> None:
     """Train and press Ctrl-C after a step."""
-
-    def interrupt(progress: Progress) -> None:
-        if progress.step == stop_after:
-            signal.raise_signal(signal.SIGINT)
-
-    result = train(plan, LOG, config, checkpoints=CheckpointPolicy(folder), on_progress=interrupt)
+    policy = CheckpointPolicy(folder)
+    result = train(plan, LOG, config, checkpoints=policy, on_progress=ctrl_c_after(stop_after))
     assert result.interrupted
     assert result.steps == stop_after
 

@@ -2,11 +2,10 @@
 
 import csv
 import io
-import json
 from dataclasses import replace
 
 import pytest
-from cli_cases import Workbench, invoke, succeed
+from cli_cases import Workbench, invoke, json_of, succeed
 from ranks_launcher import run
 from training_cases import QUICK, small_log
 
@@ -125,7 +124,7 @@ def test_the_command_shows_a_table_json_and_csv(workbench: Workbench) -> None:
     shown = succeed(*how).stdout
     assert "no worse than float32's worst seed" in shown
     assert any(one.startswith("float32 ") and one.endswith(" yes") for one in shown.splitlines())
-    found = json.loads(succeed(*how, "--format", "json").stdout)
+    found = json_of(*how)
     usual, narrow = found["candidates"]
     assert (usual["name"], narrow["name"]) == ("float32", "cold rows int8")
     assert narrow["table_bytes"] < usual["table_bytes"]

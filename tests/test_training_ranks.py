@@ -1,6 +1,5 @@
 """Training over two ranks: the result of one process, checkpoints, and what becomes of failures."""
 
-import json
 import os
 import re
 import signal
@@ -14,19 +13,22 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_cases import load
-from cli_cases import Workbench, succeed
+from cli_cases import Workbench, json_of
 from fast_and_full import some
 from ranks_launcher import Job, Outcomes, run
 from torch import nn
-from training_cases import losses_of, plan_for, tensors_of
+from training_cases import losses_of, plan_for
 from training_ranks_cases import (
     CASES,
     LOG,
     REFUSALS,
+    assert_same_training,
+    close,
     full_disk,
     goes_on,
     refuses,
     stops_and_goes_on,
+    tensors,
     trained_alone,
     trains,
 )
@@ -34,18 +36,6 @@ from training_ranks_cases import (
 from placer.training.loop import TrainResult, train
 
 NAMES = some(CASES, *(name for name in CASES if name not in ("strided", "staged")))
-
-
-def tensors(path: Path) -> dict[str, torch.Tensor]:
-    held = tensors_of(path)
-    return {name: tensor for name, tensor in held.items() if not name.startswith("random/")}
-
-
-def close(one: Path, two: Path, tolerance: float = 2e-5) -> None:
-    first, second = tensors(one), tensors(two)
-    assert first.keys() == second.keys()
-    for name, tensor in first.items():
-        torch.testing.assert_close(second[name], tensor, rtol=1e-4, atol=tolerance, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +65,7 @@ def test_two_ranks_train_as_one_process_with_their_batch(
     expected = alone[name]
     loose = 3e-3 if CASES[name].config.amp else 2e-5
     for found in outcomes.of(name):
-        assert [step for step, _ in found.losses] == [step for step, _ in expected.losses]
-        assert losses_of(found) == pytest.approx(losses_of(expected), abs=loose)
-        assert found.auc == pytest.approx(expected.auc, abs=1e-3 if loose < 1e-3 else 1e-2)
-        assert found.log_loss == pytest.approx(expected.log_loss, abs=loose)
-        for figure in ("eval_samples", "steps", "samples", "unlabelled_samples"):
-            assert getattr(found, figure) == getattr(expected, figure)
+        assert_same_training(found, expected, loose)
         assert (found.hit_rates is None) == (expected.hit_rates is None)
         if found.hit_rates is not None and expected.hit_rates is not None:
             assert found.hit_rates.lookups == expected.hit_rates.lookups
@@ -192,5 +177,5 @@ def test_the_command_runs_under_torchrun(workbench: Workbench, tmp_path: Path) -
     assert load(tmp_path).position.step == int(steps)
     # One process goes on with the batch of both.
     one = ("--batch-size", "64", "--steps", str(int(steps) + 3), "--epochs", "1000")
-    result = json.loads(succeed(*common, *saved, *one, "--resume", "--format", "json").stdout)
+    result = json_of(*common, *saved, *one, "--resume")
     assert [step for step, _ in result["losses"]] == [int(steps) + 1 + i for i in range(3)]

@@ -1,6 +1,5 @@
 """Training with hosts that have no GPU: the result of one process, checkpoints and lost ranks."""
 
-import json
 import multiprocessing
 import os
 import re
@@ -11,14 +10,24 @@ from pathlib import Path
 
 import pytest
 from checkpoint_cases import load
-from cli_cases import Workbench, succeed
+from cli_cases import Workbench, json_of
 from executor_cases import machine
 from fast_and_full import some
 from ranks_launcher import Job, Outcomes, run
-from test_training_ranks import close
 from torch.distributed import TCPStore
 from training_cases import losses_of
-from training_ranks_cases import CASES, LOG, Case, goes_on, halved, shortened, trained_alone, trains
+from training_ranks_cases import (
+    CASES,
+    LOG,
+    Case,
+    assert_same_training,
+    close,
+    goes_on,
+    halved,
+    shortened,
+    trained_alone,
+    trains,
+)
 
 from placer.__main__ import main
 from placer.errors import PlacerError
@@ -112,10 +121,7 @@ def test_two_ranks_and_a_server_train_as_one_process(
 ) -> None:
     expected, (*found, server) = alone[name], outcomes.of(name)
     for result in found:
-        assert losses_of(result) == pytest.approx(losses_of(expected), abs=2e-5)
-        assert result.log_loss == pytest.approx(expected.log_loss, abs=2e-5)
-        for figure in ("eval_samples", "steps", "samples", "unlabelled_samples"):
-            assert getattr(result, figure) == getattr(expected, figure)
+        assert_same_training(result, expected)
     assert (server.losses, server.steps) == ((), 0)
     close(folder / "one" / name, folder / "three" / name)
 
@@ -213,11 +219,8 @@ def test_a_lost_server_or_trainer_ends_all_with_a_line_and_the_run_goes_on(
         assert re.search(rf"rank {rank} of \d: .*failed: .*\. {died}", line), line
     saved = load(tmp_path / "saved").position.step
     assert saved % 5 == 0
-    result = succeed(
-        *("train", "--data", workbench.log, "--plan", workbench.plan, "--batch-size", "64"),
-        *("--checkpoints", tmp_path / "saved", "--resume", "--epochs", "1000"),
-        *("--steps", str(saved + 3), "--format", "json"),
-    )
-    assert [step for step, _ in json.loads(result.stdout)["losses"]] == [
-        saved + i for i in (1, 2, 3)
-    ]
+    result = json_of(
+        *workbench.training(), "--checkpoints", tmp_path / "saved", "--resume",
+        "--epochs", "1000", "--steps", str(saved + 3),
+    )  # fmt: skip
+    assert [step for step, _ in result["losses"]] == [saved + i for i in (1, 2, 3)]

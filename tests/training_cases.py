@@ -1,6 +1,7 @@
 """A small log in memory and plans for it, for the tests of training."""
 
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from placer.topology.devices import Gpu, Host, Link
 from placer.topology.topology import Topology
 from placer.training.config import TrainConfig
 from placer.training.loop import TrainResult
+from placer.training.run import Progress
 
 Placement = Literal["hbm", "dram", "split", "strided", "staged", "cached"]
 
@@ -109,6 +111,16 @@ def plan_for(
 def losses_of(result: TrainResult) -> list[float]:
     """Of each step."""
     return [loss for _, loss in result.losses]
+
+
+def ctrl_c_after(step: int) -> Callable[[Progress], None]:
+    """What is told of progress, and interrupts at a step."""
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    return interrupt
 
 
 def tensors_of(folder: Path) -> dict[str, torch.Tensor]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training_cases import QUICK, ArrayLog, plan_for, small_log
+import torch
+from training_cases import QUICK, ArrayLog, ctrl_c_after, losses_of, plan_for, small_log, tensors_of
 
 from placer.data.log import Chunk, slice_chunk
 from placer.errors import CheckpointError, DataError, PlacerError
 from placer.plan.plan import Plan
 from placer.training.config import CheckpointPolicy, TrainConfig
 from placer.training.loop import TrainResult, train
-from placer.training.run import Progress
 
 LOG = small_log(650)  # 21 batches of 32, of which two are held out; the last one has 10 samples
 CONFIG = replace(QUICK, report_every=1, activation="gelu")
@@ -69,13 +69,8 @@ def trains(rank: int, world: int, case: Case, folder: Path) -> TrainResult:
 
 def stops_and_goes_on(rank: int, world: int, case: Case, folder: Path) -> tuple[TrainResult, ...]:
     """Ctrl-C reaches one rank alone."""
-    policy = CheckpointPolicy(folder)
-
-    def interrupt(progress: Progress) -> None:
-        if rank == 1 and progress.step == 5:
-            signal.raise_signal(signal.SIGINT)
-
-    config = halved(case.config)
+    policy, config = CheckpointPolicy(folder), halved(case.config)
+    interrupt = ctrl_c_after(5) if rank == 1 else None
     stopped = train(case.plan, case.log, config, checkpoints=policy, on_progress=interrupt)
     rest = train(case.plan, case.log, config, checkpoints=policy, resume=folder)
     return stopped, rest
@@ -150,3 +145,28 @@ def trained_alone(cases: Mapping[str, Case], folder: Path) -> dict[str, TrainRes
         )
         for name, case in cases.items()
     }
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All that the newest checkpoint holds but the state of random numbers."""
+    held = tensors_of(path)
+    return {name: tensor for name, tensor in held.items() if not name.startswith("random/")}
+
+
+def close(one: Path, two: Path, tolerance: float = 2e-5) -> None:
+    first, second = tensors(one), tensors(two)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        torch.testing.assert_close(second[name], tensor, rtol=1e-4, atol=tolerance, msg=name)
+
+
+def assert_same_training(
+    found: TrainResult, expected: TrainResult, tolerance: float = 2e-5
+) -> None:
+    """Up to the rounding of sums; `auc` jumps where two samples change places."""
+    assert [step for step, _ in found.losses] == [step for step, _ in expected.losses]
+    assert losses_of(found) == pytest.approx(losses_of(expected), abs=tolerance)
+    assert found.auc == pytest.approx(expected.auc, abs=1e-3 if tolerance < 1e-3 else 1e-2)
+    assert found.log_loss == pytest.approx(expected.log_loss, abs=tolerance)
+    for figure in ("eval_samples", "steps", "samples", "unlabelled_samples"):
+        assert getattr(found, figure) == getattr(expected, figure)

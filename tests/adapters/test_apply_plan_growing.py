@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from apply_plan_cases import plan_for, table
+from executor_cases import assert_equal_states
 from fast_and_full import combinations
 from ranks_launcher import run
 from torch import Tensor, nn
@@ -100,12 +101,6 @@ def grown(
     plan = plan_for(placement, tables, optimizer)
     model = Model(seed, more)
     return model, apply_plan(model, plan, lr=0.1, growing=growing)
-
-
-def assert_alike(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    for name, values in one.items():
-        assert torch.equal(values, other[name]), name
 
 
 @pytest.mark.parametrize(
@@ -204,8 +199,8 @@ def _assert_same_run(one: Model, other: Model, applied: tuple[AppliedPlan, Appli
     for step in range(20, 30):
         batch = as_keys(ids_of(step, 4.0))
         assert torch.equal(train(one, batch), train(other, batch))
-    assert_alike(one.state_dict(), other.state_dict())
-    assert_alike(applied[0].state_dict(), applied[1].state_dict())
+    assert_equal_states(one.state_dict(), other.state_dict())
+    assert_equal_states(applied[0].state_dict(), applied[1].state_dict())
     assert applied[0].key_counts() == applied[1].key_counts()
     assert min(counts.evicted for counts in applied[0].key_counts().values()) > 5
 
@@ -293,7 +288,7 @@ def test_the_folder_of_a_model_has_the_names_of_its_state_dict(tmp_path: Path) -
     save_model(tmp_path / "model", first)
     second, _ = grown(seed=5)
     dcp.load({"model": second}, checkpoint_id=tmp_path / "model")
-    assert_alike(second.state_dict(), first.state_dict())
+    assert_equal_states(second.state_dict(), first.state_dict())
 
 
 def test_what_has_no_keys_is_refused(tmp_path: Path) -> None:
@@ -387,16 +382,14 @@ def _work(rank: int, world: int, folder: Path) -> object:
     larger.load_state_dict(trained)
     sums = larger.optimizer_state_dict()
     for name, rows in _by_key(other).items():
-        theirs = _by_key(larger)[name]
-        assert theirs.keys() == rows.keys()
-        assert all(torch.equal(theirs[key], row) for key, row in rows.items())
+        assert_equal_states(_by_key(larger)[name], rows)
         live = larger.live_keys(name)[1]
         assert torch.equal(sums[f"{name}.sum"][live], trained[f"{name}.sum"][live])
     _rank_step(third, as_keys(ids_of(rank, 4.0)))
     for step in range(12, 18):
         batch = as_keys(ids_of(step * WORLD + rank, 4.0))
         assert torch.equal(_rank_step(first, batch), _rank_step(second, batch))
-    assert_alike(first.state_dict(), second.state_dict())
+    assert_equal_states(first.state_dict(), second.state_dict())
     assert min(counts.evicted for counts in one.key_counts().values()) > 5
     return outputs, learned, applied.key_counts()
 
@@ -421,14 +414,8 @@ def test_ranks_train_as_one_process(tmp_path: Path) -> None:
     for rank, (outputs, theirs, counts) in enumerate(outcomes.of("work")):
         for step, out in enumerate(outputs):
             torch.testing.assert_close(out, expected[step][rank])
-        for name, rows in learned.items():
-            assert theirs[name].keys() == rows.keys()
-            for key, row in rows.items():
-                torch.testing.assert_close(theirs[name][key], row)
+        torch.testing.assert_close(theirs, learned)
         assert counts["item"].admitted == len(learned["item"]) > 15
     _, one, _ = _start()
     load_tables(tmp_path / "tables", one)  # What two ranks wrote.
-    for name, rows in _by_key(one).items():
-        assert rows.keys() == learned[name].keys()
-        for key, row in rows.items():
-            torch.testing.assert_close(row, learned[name][key])
+    torch.testing.assert_close(_by_key(one), learned)

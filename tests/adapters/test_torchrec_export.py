@@ -1,6 +1,5 @@
 """From plans to TorchRec's and back, and what is refused on the way."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
@@ -364,12 +363,3 @@ def test_parts_of_a_table_that_is_not_cut_are_the_table() -> None:
     own = table("t", 10)
     (part,) = parts_of(plan_for(own, of_t(0, 10)), own)
     assert (part.name, part.remapped, part.start, part.stop) == ("t", False, 0, 10)
-
-
-def test_importing_the_adapters_imports_neither_torch_nor_torchrec() -> None:
-    code = (
-        "import sys, placer.adapters.torchrec, placer.adapters.hugectr;"
-        "print([name for name in ('torch', 'torchrec', 'ortools') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -319,7 +320,13 @@ def take_over(model: Embeddings, other: Embeddings) -> None:
     model.load_optimizer_state_dict(other.optimizer_state_dict())
 
 
-def assert_same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+def assert_equal_states(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor]) -> None:
+    """Check that both have the same names, and the same bits of each."""
+    assert one.keys() == other.keys()
+    assert_same_bits(one, other)
+
+
+def assert_same_bits(one: Mapping[Any, Tensor], other: Mapping[Any, Tensor]) -> None:
     """Check that another model, too, has what the first one has of each name."""
     for name, value in one.items():
         assert torch.equal(value, other[name]), name
@@ -334,6 +341,13 @@ def assert_alike(one: Embeddings, other: Embeddings) -> None:
 def contents(model: Embeddings) -> dict[str, Tensor]:
     """Weights and optimizer state."""
     return {**model.state_dict(), **model.optimizer_state_dict()}
+
+
+def load_contents(model: Embeddings, state: Mapping[str, Tensor]) -> None:
+    """Load what the model has of a state, which may have more."""
+    model.load_state_dict({name: state[name] for name in model.state_dict()})
+    names = model.optimizer_state_dict()
+    model.load_optimizer_state_dict({name: state[name] for name in names})
 
 
 def two_features(optimizer: str = "rowwise_adagrad", rows: int = 61, dim: int = 8) -> Table:

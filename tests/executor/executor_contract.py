@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ from placer.tables import OPTIMIZERS, Feature, Table
 
 PLACEMENTS = list(placements(two_features()))
 COLD = [name for name in PLACEMENTS if name.startswith("cold rows")]
+ROW_PLACEMENTS = ("hbm", "split 50%", "row-wise", "hot, then row-wise", "cold rows cached")
 
 
 def close(actual: Tensor, expected: Tensor, rtol: float = 1e-4, atol: float = 2e-5) -> None:
@@ -378,20 +380,6 @@ class BackendContract:
         assert float(error.abs().max()) < 6 * neighbour / 2 * steps**0.5
 
     @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
-    def test_stochastic_rounding_does_not_depend_on_the_placement(self, optimizer: str) -> None:
-        table = replace(two_features(optimizer), dtype="bfloat16")
-        results = []
-        for name in ("hbm", "split 50%", "cold rows cached", "hot, then row-wise"):
-            model = self.placed(placements(table)[name], rounding="stochastic")
-            for seed in range(3):
-                train_step(model, random_batch([table], seed=seed), seed)
-            results.append(model.state_dict()["t.weight"])
-        assert all(torch.equal(result, results[0]) for result in results)
-        nearest = self.placed(placements(table)["hbm"])
-        train_step(nearest, random_batch([table]))
-        assert not torch.equal(nearest.state_dict()["t.weight"], results[0])
-
-    @pytest.mark.parametrize("optimizer", mostly_slow(OPTIMIZERS, "rowwise_adagrad"))
     def test_a_run_may_change_its_plan_midway(self, optimizer: str) -> None:
         table = two_features(optimizer)
         plans = placements(table)
@@ -451,17 +439,28 @@ class BackendContract:
         assert torch.equal(results[0], results[1])
         assert torch.equal(results[1], results[2])
 
-    @pytest.mark.parametrize("optimizer", mostly_slow(["adagrad", "adam"], "adam"))
-    def test_row_placements_are_bit_equal(self, optimizer: str) -> None:
-        """Sums run in the order of the lookups, wherever the rows are."""
-        table = two_features(optimizer)
-        results = []
-        for name in ("hbm", "split 50%", "row-wise", "hot, then row-wise"):
-            model = self.placed(placements(table)[name])
-            for seed in range(3):
-                train_step(model, random_batch([table], seed=seed), seed)
-            results.append(model.state_dict()["t.weight"])
-        assert all(torch.equal(result, results[0]) for result in results)
+    @pytest.mark.parametrize(
+        ("dtype", "optimizer"),
+        mostly_slow(
+            [("float32", "adagrad"), ("float32", "adam"), *product(["bfloat16"], OPTIMIZERS)],
+            ("float32", "adam"),
+            ("bfloat16", "rowwise_adagrad"),
+        ),
+    )
+    def test_row_placements_are_bit_equal(self, dtype: str, optimizer: str) -> None:
+        """Sums run in the order of the lookups, wherever the rows are; so are they rounded."""
+        table = replace(two_features(optimizer), dtype=dtype)
+        batches = [random_batch([table], seed=seed) for seed in range(3)]
+        hbm, *others = ROW_PLACEMENTS
+
+        def trained(name: str, rounding: str) -> Tensor:
+            model = self.placed(placements(table)[name], rounding=rounding)
+            train_steps(model, batches)
+            return model.state_dict()["t.weight"]
+
+        expected = trained(hbm, "stochastic")
+        assert all(torch.equal(trained(name, "stochastic"), expected) for name in others)
+        assert torch.equal(trained(hbm, "nearest"), expected) == (dtype == "float32")
 
     def test_nothing_is_updated_without_gradients(self) -> None:
         table = two_features()

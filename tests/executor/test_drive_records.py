@@ -84,16 +84,6 @@ def test_reads_what_a_dict_would_have(
     shutil.rmtree(folder)
 
 
-def test_more_blocks_than_are_in_flight(tmp_path: Path) -> None:
-    with opened(tmp_path, 20_000, 516) as records:
-        values = drawn(20_000, 516)
-        order = torch.randperm(20_000)
-        records.write(order[:15_000], values[order[:15_000]])
-        records.write(order[15_000:], values[order[15_000:]])
-        asked = torch.randperm(20_000)
-        assert torch.equal(records.read(asked), values[asked])
-
-
 def test_hundreds_of_files_share_what_the_system_has(tmp_path: Path) -> None:
     """It has 65,536 asynchronous requests at a time, for all processes."""
     tables = [DriveRecords(tmp_path, 10, 516) for _ in range(200)]
@@ -331,20 +321,6 @@ def test_places_that_cannot_be(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.slow
-def test_a_killed_process_leaves_nothing_in_a_folder(tmp_path: Path) -> None:
-    script = f"""
-import os, signal, torch
-from pathlib import Path
-from placer.executor.drive import DriveRecords
-records = DriveRecords(Path({str(tmp_path)!r}), 700, 516)
-records.write(torch.arange(700), torch.ones(700, 516, dtype=torch.uint8))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_and_records_that_are_wrong(tmp_path: Path) -> None:
     with opened(tmp_path, 10, 4) as records:
         values = drawn(10, 4)
@@ -358,14 +334,21 @@ def test_rows_and_records_that_are_wrong(tmp_path: Path) -> None:
         assert torch.equal(records.read(torch.arange(10)), values)
 
 
-def test_without_direct_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a file system that has none: through the cache of the system."""
-    monkeypatch.setattr(os, "O_DIRECT", 0)
-    file = BlockFile(tmp_path, 7, 516)
-    os.preadv(file.descriptor, [bytearray(10)], 3)  # Direct reads have to be aligned.
-    file.close()
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_more_blocks_than_are_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_direct: bool
+) -> None:
+    """Also on a file system without direct reads: through the cache of the system."""
+    if not is_direct:
+        monkeypatch.setattr(os, "O_DIRECT", 0)
+        file = BlockFile(tmp_path, 7, 516)
+        os.preadv(file.descriptor, [bytearray(10)], 3)  # Direct reads have to be aligned.
+        file.close()
     with opened(tmp_path, 20_000, 516) as records:
+        assert list(tmp_path.iterdir()) == []  # So that a process that is killed leaves nothing.
         values = drawn(20_000, 516)
-        records.write(torch.arange(20_000), values)
+        order = torch.randperm(20_000)
+        records.write(order[:15_000], values[order[:15_000]])
+        records.write(order[15_000:], values[order[15_000:]])
         asked = torch.randperm(20_000)
         assert torch.equal(records.read(asked), values[asked])

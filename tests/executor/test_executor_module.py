@@ -3,13 +3,13 @@
 import copy
 import io
 import pickle
-import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from executor_cases import (
+    assert_same_bits,
     backward,
     machine,
     placements,
@@ -162,29 +162,11 @@ def test_checkpoints_that_do_not_fit_are_refused_and_change_nothing() -> None:
     assert model.load_state_dict({}, strict=False).missing_keys == ["t.weight", "u.weight"]
     whole = nn.ModuleList([model, nn.Linear(1, 1)])
     whole.load_state_dict(whole.state_dict())  # Names of other modules are not unexpected.
-    after = model.state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert_same_bits(before, model.state_dict())
     ones = {"t.weight": torch.ones(61, 8), "v.weight": torch.zeros(1)}
     assert model.load_state_dict(ones, strict=False) == (["u.weight"], ["v.weight"])
     assert torch.equal(model.state_dict()["t.weight"], ones["t.weight"])
     assert torch.equal(model.state_dict()["u.weight"], before["u.weight"])
-
-
-def test_it_trains_below_a_network_with_an_optimizer_of_its_own() -> None:
-    table = two_features()
-    placed = PlacedEmbeddings(placements(table)["split 50%"], lr=0.5)
-    top = nn.Linear(16, 1)
-    trainer = torch.optim.SGD([*placed.parameters(), *top.parameters()], lr=0.1)
-    batch = random_batch([table], 64)
-    target = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
-    losses = []
-    for _ in range(20):
-        trainer.zero_grad()
-        loss = nn.functional.mse_loss(top(torch.cat(list(placed(batch).values()), 1)), target)
-        loss.backward()
-        trainer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.7 * losses[0]
 
 
 def test_it_prints_what_it_is() -> None:
@@ -200,12 +182,6 @@ def test_auto_falls_back_to_torch_where_numba_is_missing(monkeypatch: pytest.Mon
     train_step(model, random_batch([two_features()]))
     with pytest.raises(BackendError, match="needs numba: pip install"):
         PlacedEmbeddings(plan, backend="numba")
-
-
-def test_importing_placer_stays_light() -> None:
-    code = "import sys, placer; print([m for m in ('torch', 'numba') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def _with_narrow_rows(table: Table) -> Plan:

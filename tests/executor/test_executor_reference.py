@@ -1,5 +1,6 @@
 """The unplaced model that the demo compares with, and its row-wise Adagrad."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -78,17 +79,35 @@ def test_it_takes_weights_and_empty_batches_and_refuses_bad_ids() -> None:
         model(BagBatch(torch.tensor([61]), torch.tensor([0, 1, 1]), 1))
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_rowwise_adagrad_is_its_formula(sparse: bool) -> None:
+def rowwise_adagrad(bag: nn.EmbeddingBag) -> torch.optim.Optimizer:
+    return RowWiseAdagrad(bag.parameters(), lr=LR, eps=EPS)
+
+
+def sparse_adam(bag: nn.EmbeddingBag) -> torch.optim.Optimizer:
+    return torch.optim.SparseAdam(bag.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS)
+
+
+@pytest.mark.parametrize(
+    ("made", "optimizer", "sparse"),
+    [
+        (rowwise_adagrad, "rowwise_adagrad", False),
+        (rowwise_adagrad, "rowwise_adagrad", True),
+        (sparse_adam, "adam", True),
+    ],
+)
+def test_optimizers_of_the_float64_model_are_those_of_bags(
+    made: Callable[[nn.EmbeddingBag], torch.optim.Optimizer], optimizer: str, sparse: bool
+) -> None:
+    """What the placed model is held to: few rows are read, one step none."""
     table = replace(two_features(), features=(Feature("f"),))
     start = torch.randn(61, 8, dtype=torch.float64)
     bag = nn.EmbeddingBag.from_pretrained(
         start.clone(), freeze=False, mode="sum", sparse=sparse, include_last_offset=True
     )
-    trainer = RowWiseAdagrad(bag.parameters(), lr=LR, eps=EPS)
-    expected = DoubleModel([table], {"t": start}, "rowwise_adagrad")
-    for seed in range(3):
-        batch = random_batch([table], seed=seed)
+    trainer, expected = made(bag), DoubleModel([table], {"t": start}, optimizer)
+    nothing = BagBatch(torch.empty(0, dtype=torch.int64), torch.zeros(13).long(), 12)
+    for seed in range(5):
+        batch = nothing if seed == 2 else random_batch([table], seed=seed)
         output = bag(batch.ids, batch.offsets)
         gradient = random_gradients({"f": output}, seed)["f"]
 
@@ -100,28 +119,6 @@ def test_rowwise_adagrad_is_its_formula(sparse: bool) -> None:
             return output.sum()
 
         assert trainer.step(closure) is not None
-        expected.step(batch, {"f": gradient})
-    torch.testing.assert_close(bag.weight, expected.weights["t"])
-    torch.testing.assert_close(trainer.state[bag.weight]["sum"], expected.states("t")["sum"])
-
-
-def test_adam_of_the_float64_model_is_sparse_adam() -> None:
-    """What the placed model is held to, against torch: few rows are read, one step none."""
-    table = replace(two_features(), features=(Feature("f"),))
-    start = torch.randn(61, 8, dtype=torch.float64)
-    bag = nn.EmbeddingBag.from_pretrained(
-        start.clone(), freeze=False, mode="sum", sparse=True, include_last_offset=True
-    )
-    trainer = torch.optim.SparseAdam(bag.parameters(), lr=LR, betas=(BETA1, BETA2), eps=EPS)
-    expected = DoubleModel([table], {"t": start}, "adam")
-    nothing = BagBatch(torch.empty(0, dtype=torch.int64), torch.zeros(13).long(), 12)
-    for seed in range(5):
-        batch = nothing if seed == 2 else random_batch([table], seed=seed)
-        output = bag(batch.ids, batch.offsets)
-        gradient = random_gradients({"f": output}, seed)["f"]
-        trainer.zero_grad()
-        output.backward(gradient.double())
-        trainer.step()
         expected.step(batch, {"f": gradient})
     torch.testing.assert_close(bag.weight, expected.weights["t"])
     for name, state in expected.states("t").items():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from cli_cases import Workbench, invoke
+from cli_cases import Workbench, succeed
 from fast_and_full import mostly_slow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -163,13 +163,10 @@ def test_without_dram_for_the_key_map_there_is_no_plan() -> None:
 def planned(workbench: Workbench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profile that the command made in windows, and a plan of it."""
     folder = tmp_path_factory.mktemp("growing")
-    answer = invoke(
-        "profile", workbench.log, "--window", "100", "--dim", "4", "-o", folder / "profile"
-    )
-    assert answer.exit_code == 0, answer.output
+    windows = "--window", "100", "--dim", "4"
+    succeed("profile", workbench.log, *windows, "-o", folder / "profile")
     command = (*workbench.machine(), "--profile", folder / "profile", "--growing", "C4=300,C3=50%")
-    answer = invoke("plan", *command, "-o", folder / "plan.json")
-    assert answer.exit_code == 0, answer.output
+    answer = succeed("plan", *command, "-o", folder / "plan.json")
     (folder / "stderr").write_text(answer.stderr)
     return folder
 
@@ -180,7 +177,7 @@ def test_merged_profiles_say_that_they_lack_what_windows_measured(
     lacks = "the merged profile lacks what --window measured in its parts\n"
     for part, note in ((planned / "profile", lacks), (workbench.profile, "")):
         other = shutil.copytree(part, tmp_path / f"other{len(note)}")
-        merged = invoke("merge", part, other, "-o", tmp_path / "merged")
+        merged = succeed("merge", part, other, "-o", tmp_path / "merged")
         assert merged.stderr == f"{note}profile written to {tmp_path / 'merged'}\n"
         assert not any(table.hit_rates for table in Profile.load(tmp_path / "merged"))
 
@@ -193,15 +190,12 @@ def test_the_command_plans_tables_that_grow(planned: Path) -> None:
     assert f"{said} (" in (planned / "stderr").read_text()
     assert "% in windows of the log)" in (planned / "stderr").read_text()
     for command in ("show", "verify"):
-        shown = invoke(command, planned / "plan.json")
-        assert shown.exit_code == 0, shown.output
-        assert "are not those" not in shown.stderr
+        assert "are not those" not in succeed(command, planned / "plan.json").stderr
     known = profile_of(plan, planned / "plan.json")
     assert known is not None
     assert Problem.of_plan(plan, known).sha256 == plan.provenance.problem_sha256
-    again = invoke("replan", planned / "plan.json", "--profile", planned / "profile",
-                   "--steps", "1", "-o", planned / "next.json")  # fmt: skip
-    assert again.exit_code == 0, again.output
+    succeed("replan", planned / "plan.json", "--profile", planned / "profile",
+            "--steps", "1", "-o", planned / "next.json")  # fmt: skip
     assert Plan.load(planned / "next.json").growing == plan.growing
 
 

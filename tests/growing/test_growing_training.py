@@ -1,9 +1,7 @@
 """The bundled trainer and the simulator with tables that grow."""
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from checkpoint_cases import load
-from cli_cases import invoke
+from cli_cases import json_of, succeed
 from fast_and_full import combinations
 from growing_cases import CONFIG, HOW, click_samples, growing_log, growing_plan
 from plan_cases import machine
 from safetensors.torch import load_file
+from training_cases import assert_same_tensors, ctrl_c_after
 
 from cost_models import Roofline, log_stream, simulate
 from placer import Plan
@@ -29,16 +27,6 @@ from placer.training.config import CheckpointPolicy
 from placer.training.loop import train
 from placer.training.pilot import compare_training
 from placer.training.reading import batches
-
-
-def _assert_same_run(one: Path, other: Path) -> None:
-    first, second = load(one), load(other)
-    assert first.position == second.position
-    assert first.tensors.keys() == second.tensors.keys()
-    for group, tensors in first.tensors.items():
-        assert tensors.keys() == second.tensors[group].keys()
-        for name, tensor in tensors.items():
-            assert torch.equal(tensor, second.tensors[group][name]), (group, name)
 
 
 @combinations("placement, stop_after, looks_ahead", ["hbm", "cached"], [5, 18, 25], [False, True])
@@ -52,13 +40,8 @@ def test_a_resumed_run_is_bit_equal(
     assert whole.keys["item"].evicted
     assert whole.keys["item"].expired
     policy = CheckpointPolicy(tmp_path / "parts", keep=1)
-
-    def interrupt(progress: object) -> None:
-        if getattr(progress, "step") == stop_after:  # noqa: B009
-            signal.raise_signal(signal.SIGINT)
-
     config = replace(CONFIG, look_ahead=looks_ahead)
-    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
+    first = train(plan, log, config, checkpoints=policy, on_progress=ctrl_c_after(stop_after))
     assert first.steps == stop_after
     other = growing_plan(log, "dram")  # Under another plan, too.
     config = replace(CONFIG, look_ahead=not looks_ahead)
@@ -66,7 +49,8 @@ def test_a_resumed_run_is_bit_equal(
     assert first.losses + rest.losses == whole.losses
     assert rest.keys == whole.keys
     assert (rest.auc, rest.log_loss) == (whole.auc, whole.log_loss)
-    _assert_same_run(tmp_path / "parts", tmp_path / "whole")
+    assert load(tmp_path / "parts").position == load(tmp_path / "whole").position
+    assert_same_tensors(tmp_path / "parts", tmp_path / "whole")
 
 
 def test_another_log_has_not_the_batch_that_was_ahead(tmp_path: Path) -> None:
@@ -75,13 +59,8 @@ def test_another_log_has_not_the_batch_that_was_ahead(tmp_path: Path) -> None:
     other = growing_log(samples.slice(320))
     config = replace(CONFIG, look_ahead=True, holdout_every=0)
     policy = CheckpointPolicy(tmp_path)
-
-    def interrupt(progress: object) -> None:
-        if getattr(progress, "step") == 5:  # noqa: B009
-            signal.raise_signal(signal.SIGINT)
-
     plan, batch = growing_plan(log), 2 * CONFIG.batch_size  # Two features of one id.
-    first = train(plan, log, config, checkpoints=policy, on_progress=interrupt)
+    first = train(plan, log, config, checkpoints=policy, on_progress=ctrl_c_after(5))
     assert first.keys["item"].hits + first.keys["item"].misses == 6 * batch
     config = replace(config, max_steps=6)
     for each, more, batches_read in ((log, {}, 6), (other, {"other_data": True}, 7)):
@@ -183,8 +162,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("plan", "--profile", folder / "profile", "--topology", "1xh100", "--batch-size", "32",
          "--solver", "greedy-cost", "--growing", "item=60%,tag=60", "-o", folder / "plan.json"),
     ):  # fmt: skip
-        answer = invoke(*command)
-        assert answer.exit_code == 0, answer.output
+        succeed(*command)
     return folder
 
 
@@ -194,29 +172,22 @@ def _training(folder: Path, *more: str) -> list[str]:
 
 
 def test_the_command_trains_on_ids_that_its_profile_has_not_seen(planned: Path) -> None:
-    answer = invoke(*_training(planned, "--format", "json"))
-    assert answer.exit_code == 0, answer.output
-    keys = json.loads(answer.stdout)["keys"]["keys"]
+    keys = json_of(*_training(planned))["keys"]["keys"]
     capacity = Plan.load(planned / "plan.json").growing["item"].capacity
     assert [row["table"] for row in keys] == ["item", "tag"]
     for row, most in zip(keys, (capacity, 60), strict=True):
         assert 0 < row["live"] <= most
         assert row["evicted"] > 0
         assert row["hit_rate"] == pytest.approx(row["hits"] / (row["hits"] + row["misses"]))
-    table = invoke(*_training(planned))
-    assert "Keys of tables that grow" in table.stdout
+    assert "Keys of tables that grow" in succeed(*_training(planned)).stdout
     data = ("--data", planned / "monday.parquet")
-    simulated = invoke("simulate", planned / "plan.json", *data, "--format", "json")
-    assert simulated.exit_code == 0, simulated.output
-    assert json.loads(simulated.stdout)["keys"][1]["live"] == 60
+    assert json_of("simulate", planned / "plan.json", *data)["keys"][1]["live"] == 60
 
 
 def test_the_next_day_goes_on_with_the_keys(planned: Path, tmp_path: Path) -> None:
     def training(day: str, *more: str) -> dict[str, list[dict[str, object]]]:
         command = ("train", planned / "plan.json", "--data", planned / f"{day}.parquet")
-        answer = invoke(*command, "--checkpoints", tmp_path, *more, "--format", "json")
-        assert answer.exit_code == 0, answer.output
-        return json.loads(answer.stdout)["keys"]
+        return json_of(*command, "--checkpoints", tmp_path, *more)["keys"]
 
     training("monday")
     maps = load(tmp_path).tensors["key_maps"]

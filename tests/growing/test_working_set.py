@@ -1,6 +1,5 @@
 """The working set of a log beside counts by hand, and beside maps that really serve it."""
 
-import json
 from collections import OrderedDict
 from itertools import chain
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_cases import Workbench, invoke, misuse, succeed
+from cli_cases import Workbench, invoke, json_of, misuse
 
 from placer.data import open_log
 from placer.data.reader import EncodedLog
@@ -109,8 +108,7 @@ def test_the_command_shows_what_the_function_finds(workbench: Workbench, tmp_pat
     log, window = tmp_path / "log.parquet", 300  # The last window has 100 samples.
     pq.write_table(pa.table(_columns()), log)
     asked = ("profile", log, "--label", "label", "--id-mapping", "hash", "--rows", "500")
-    answer = succeed(*asked, "--window", str(window), "--format", "json")
-    shown = json.loads(answer.stdout)["ids_in_use"]
+    shown = json_of(*asked, "--window", str(window))["ids_in_use"]
     opened = open_log(log, label="label", id_mapping="hash", rows=500)
     found = working_sets(opened, window)
     assert [row["table"] for row in shown] == list(found) == ["item"]

@@ -12,6 +12,7 @@ from executor_cases import (
     EPS,
     LR,
     DoubleModel,
+    contents,
     machine,
     placed,
     placements,
@@ -151,6 +152,23 @@ def close(actual: Tensor, expected: Tensor, what: str, scale: float = 1) -> None
         atol=2e-5 * scale,
         msg=lambda text: f"{what}: {text}",
     )
+
+
+def all_close(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], scale: float = 1
+) -> None:
+    """What is expected by each name is there by that name."""
+    for name, value in expected.items():
+        close(found[name], value, name, scale)
+
+
+def backward(outputs: Mapping[str, Tensor], scale: float = 1) -> None:
+    """Of the sum of all outputs."""
+    torch.autograd.backward([output.sum() * scale for output in outputs.values()])
+
+
+def backward_of_squares(outputs: Mapping[str, Tensor]) -> None:
+    torch.autograd.backward([output.square().sum() for output in outputs.values()])
 
 
 def train_step(
@@ -299,8 +317,7 @@ def bytes_sent(rank: int, world: int, plan: Plan, samples: int, bag: int) -> dic
         ids = torch.arange(samples * bag) % table.rows
         batch = BagBatch(ids, torch.arange(0, samples * bag + 1, bag), samples)
         model.reset_comm_stats()
-        outputs = model(batch)
-        torch.autograd.backward([output.sum() for output in outputs.values()])
+        backward(model(batch))
         found[table.name] = sum(
             volume.to_others_bytes
             for kind, volume in model.comm_stats().items()
@@ -315,7 +332,7 @@ def held_cells(rank: int, world: int, optimizer: str) -> list[tuple[str, str, li
     plan = every_placement(optimizer)
     model = sharded(plan)
     train_step(model, rank, batches_of(plan.tables, world, 0), 0)
-    before = {**model.state_dict(), **model.optimizer_state_dict()}
+    before = contents(model)
     held = []
     order = model.id_order()
     for tensor in order.tensors():
@@ -326,7 +343,7 @@ def held_cells(rank: int, world: int, optimizer: str) -> list[tuple[str, str, li
             for target, places, _ in order._parts(tensor.table, block.ids, order._is_written):
                 cols = (0, 1) if tensor.is_per_row else target.cols
                 held.append((table, name, (start + places).tolist(), cols))
-    after = {**model.state_dict(), **model.optimizer_state_dict()}
+    after = contents(model)
     for key in before.keys() - {"updates"}:
         assert torch.equal(after[key], before[key] * 2)
     return held

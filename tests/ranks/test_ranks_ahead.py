@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from executor_cases import contents, plan_of, random_batch, shard
-from ranks_cases import batches_of, every_placement, sharded, table_with
+from executor_cases import assert_same_bits, contents, plan_of, random_batch, shard
+from ranks_cases import backward, batches_of, every_placement, sharded, table_with
 from ranks_launcher import Job, Outcomes, run
-from torch import Tensor
 
 from placer.errors import BackendError, DataError
 from placer.executor import BagBatch, look_ahead
@@ -25,10 +24,6 @@ WAIT_S = 20.0
 def row_wise(optimizer: str = "adagrad") -> Plan:
     table = table_with(optimizer, ("sum",))
     return plan_of([table], [shard(table, (i, 61, 4), on=f"gpu:{i}") for i in range(4)])
-
-
-def backward(outputs: dict[str, Tensor]) -> None:
-    torch.autograd.backward([output.sum() for output in outputs.values()])
 
 
 def overlaps(rank: int, world: int, plan: Plan) -> list[str]:
@@ -91,8 +86,7 @@ def same_results(rank: int, world: int, plan: Plan) -> None:
         if ahead:
             assert model._inputs._thread is not None, "nothing was sent ahead"
         model.close()
-    for key, value in found[0].items():
-        assert torch.equal(value, found[1][key]), key
+    assert_same_bits(found[0], found[1])
 
 
 def bad_batch_ahead(rank: int, world: int, plan: Plan) -> tuple[int, str]:

@@ -9,9 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from executor_cases import assert_same_bits, contents, plan_of, take_over
+from executor_cases import (
+    assert_equal_states,
+    assert_same_bits,
+    contents,
+    load_contents,
+    plan_of,
+    take_over,
+)
 from fast_and_full import fewer, is_fast, mostly_slow, some
-from ranks_cases import batches_of, close, every_placement, sharded, table_with, train_step
+from ranks_cases import (
+    backward_of_squares,
+    batches_of,
+    close,
+    every_placement,
+    sharded,
+    table_with,
+    train_step,
+)
 from ranks_launcher import Job, Outcomes, run
 from torch import Tensor
 
@@ -118,11 +133,6 @@ def growing_of(plan: Plan, how: Growing) -> dict[str, Growing]:
     return {table.name: how for table in plan.tables}
 
 
-def assert_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
-    """What the first one has, the other one has."""
-    assert_same_bits(one, other)
-
-
 def like_a_vocabulary(rank: int, world: int, optimizer: str) -> None:
     """With rows enough: to the bit, whatever the plan, as the order of first reading says."""
     plan = every_placement(optimizer)
@@ -146,8 +156,8 @@ def like_a_vocabulary(rank: int, world: int, optimizer: str) -> None:
         as_rows = [replace(b, ids=own) for b, own in zip(batches, rows, strict=True)]
         mine, _ = train_step(growing, rank, batches, step)
         theirs, _ = train_step(fixed, rank, as_rows, step)
-        assert_equal(mine, theirs)
-    assert_equal(contents(fixed), contents(growing))
+        assert_same_bits(mine, theirs)
+    assert_same_bits(contents(fixed), contents(growing))
     for name, expected in rows_of.items():
         live, rows_live = growing.live_keys(name)
         assert dict(zip(live.tolist(), rows_live.tolist(), strict=True)) == expected
@@ -189,7 +199,7 @@ def reused_rows(rank: int, world: int, optimizer: str, how: Growing) -> int:
                 lives_read = [life_of[name][row] for row in batch.ids[span].tolist()]
                 batch.ids[span] = torch.tensor(lives_read).long()
         lives.append(as_rows)
-        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        backward_of_squares(outputs)
         found.append({name: output.detach() for name, output in outputs.items()})
     counts = model.key_counts()
     assert counts == {name: maps.counts(name) for name in names}
@@ -199,7 +209,7 @@ def reused_rows(rank: int, world: int, optimizer: str, how: Growing) -> int:
     fixed = sharded(plan_of(tables), weights=start)
     for step, as_lives in enumerate(lives):
         outputs = fixed(as_lives[rank])
-        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        backward_of_squares(outputs)
         for name, output in outputs.items():
             close(found[step][name], output.detach(), f"step {step}, feature {name!r}")
     fixed.close()
@@ -214,13 +224,10 @@ def ahead(rank: int, world: int, how: Growing, steps: int) -> None:
     for looks, first in ((False, 0), (True, 0), (True, 5), (False, 5)):
         model = sharded(plan, growing=growing_of(plan, how))
         if first:  # Where the run that looked ahead has saved.
-            model.load_state_dict({name: state[name] for name in model.state_dict()})
-            names = model.optimizer_state_dict()
-            model.load_optimizer_state_dict({name: state[name] for name in names})
+            load_contents(model, state)
         batches = [key_batches(plan, world, step, keys)[rank] for step in range(steps)][first:]
         for step, batch in enumerate(look_ahead(batches, model) if looks else batches, first):
-            outputs = model(batch)
-            torch.autograd.backward([output.square().sum() for output in outputs.values()])
+            backward_of_squares(model(batch))
             if step % 5 == 4:
                 saved_now = contents(model) | model.state_dict()
                 state = saved_now if looks and step == 4 else state
@@ -229,8 +236,7 @@ def ahead(rank: int, world: int, how: Growing, steps: int) -> None:
         assert min(count.evicted + count.expired for count in counts.values()) > 10
         model.close()
     for other in found[1:]:
-        assert found[0].keys() == other.keys()
-        assert_equal(found[0], other)
+        assert_equal_states(found[0], other)
 
 
 def other_batches(rank: int, world: int, how: Growing) -> None:
@@ -239,8 +245,7 @@ def other_batches(rank: int, world: int, how: Growing) -> None:
     first, second = (sharded(plan, growing=growing_of(plan, how)) for _ in range(2))
     batches = [key_batches(plan, world, step, keys) for step in range(5)]
     for step, batch in enumerate(look_ahead([own[rank] for own in batches], first)):
-        outputs = first(batch)
-        torch.autograd.backward([output.square().sum() for output in outputs.values()])
+        backward_of_squares(first(batch))
         if step == 2:
             break
     take_over(second, first)
@@ -252,7 +257,7 @@ def other_batches(rank: int, world: int, how: Growing) -> None:
         if step == 5:
             counts = list(first.key_counts().values())
             assert any(one.admitted > was for one, was in zip(counts, admitted, strict=True))
-    assert_equal(contents(first), contents(second))
+    assert_same_bits(contents(first), contents(second))
     assert first.key_counts() == second.key_counts()
     first.close(), second.close()
 
@@ -272,8 +277,8 @@ def saved(rank: int, world: int, how: Growing) -> tuple[dict[str, Tensor], list[
         batches = key_batches(plan, world, step, keys)
         mine, _ = train_step(first, rank, batches, step)
         theirs, _ = train_step(second, rank, batches, step)
-        assert_equal(mine, theirs)
-    assert_equal(contents(first), contents(second))
+        assert_same_bits(mine, theirs)
+    assert_same_bits(contents(first), contents(second))
     assert first.key_counts() == second.key_counts()
     first.close(), second.close()
     return state, counts
@@ -286,10 +291,8 @@ def loaded(
     plan = some_placements("adam", ("sum",), how.capacity)
     grows = growing_of(plan, how)
     model = sharded(plan, growing=grows, seed=8)
-    weights, trained = model.state_dict(), model.optimizer_state_dict()
-    model.load_state_dict({key: state[key] for key in weights})
-    model.load_optimizer_state_dict({key: state[key] for key in trained})
-    assert_equal(
+    load_contents(model, state)
+    assert_same_bits(
         {key: value for key, value in contents(model).items() if ".keys." not in key}, state
     )
     assert list(model.key_counts().values()) == counts
@@ -313,7 +316,7 @@ def loaded(
         batches = key_batches(plan, world, step, keys)
         for each in (model, again):
             train_step(each, rank, batches, step)
-    assert_equal(contents(model), contents(again))
+    assert_same_bits(contents(model), contents(again))
     model.close(), again.close()
 
 
@@ -362,10 +365,8 @@ def loaded_as_it_was(
     plan = some_placements("adam", ("sum",), how.capacity)
     one, other = (sharded(plan, growing=growing_of(plan, how), seed=0) for _ in range(2))
     for model, source in ((one, state), (other, resized)):
-        model.load_state_dict({name: source[name] for name in model.state_dict()})
-        names = model.optimizer_state_dict()
-        model.load_optimizer_state_dict({name: source[name] for name in names})
-    assert_equal(contents(one), contents(other))
+        load_contents(model, source)
+    assert_same_bits(contents(one), contents(other))
     assert one.key_counts() == other.key_counts()
     one.close(), other.close()
 
@@ -387,7 +388,7 @@ def evaluates(rank: int, world: int) -> None:
     weight = before["t.weight"]
     assert torch.equal(known, weight[[live[key] for key in keys.tolist()]])
     assert torch.equal(unknown, weight[[0] * 8])
-    assert_equal(before, model.state_dict())
+    assert_same_bits(before, model.state_dict())
     assert model.key_counts() == counts
     model.close()
 
@@ -431,9 +432,8 @@ def parts_by_themselves(rank: int, world: int, how: Growing) -> None:
         ]:
             offsets = batch.offsets[first : last + 1]
             ids = batch.ids[offsets[0] : offsets[-1]]
-            outputs = model(BagBatch(ids, offsets - offsets[0], batch.batch_size))
-            torch.autograd.backward([output.square().sum() for output in outputs.values()])
-    assert_equal(contents(whole), contents(cut))
+            backward_of_squares(model(BagBatch(ids, offsets - offsets[0], batch.batch_size)))
+    assert_same_bits(contents(whole), contents(cut))
     assert whole.key_counts() == cut.key_counts()
     assert min(counts.evicted for counts in whole.key_counts().values()) > 0
     whole.close(), cut.close()
@@ -457,7 +457,7 @@ def in_a_folder(rank: int, world: int, folder: str, how: Growing) -> None:
             assert all(map(torch.equal, other.live_keys(table), live))
             assert bool(live[0].numel()) == (name == "trained")
         if name == "trained":
-            assert_equal(contents(again), contents(model))
+            assert_same_bits(contents(again), contents(model))
     fixed = sharded(plan)
     with pytest.raises(CheckpointError, match=r"keys\.rows is of no table"):
         load_model(f"{folder}/trained", fixed)

@@ -1,12 +1,11 @@
 """The Python work of a step grows with the tables and no faster, however they are placed."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from plan_cases import machine
+from plan_cases import calls_of, machine
 from ranks_launcher import run
 
 from placer import Feature, Plan, Shard, Table
@@ -61,17 +60,7 @@ def calls(kind: str, count: int) -> int:
     tiered = kind in ("staged", "cached", "uva", "host")
     embeddings = make_embeddings(plan_of(kind, count), backend="tiered" if tiered else "torch")
     step(embeddings, count, 0)
-    seen = 0
-
-    def count_call(_: object, event: str, __: object) -> None:
-        nonlocal seen
-        seen += event in ("call", "c_call")
-
-    sys.setprofile(count_call)
-    try:
-        step(embeddings, count, 1)
-    finally:
-        sys.setprofile(None)
+    seen = calls_of(lambda: step(embeddings, count, 1))
     embeddings.close()
     return seen
 

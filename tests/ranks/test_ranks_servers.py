@@ -13,6 +13,7 @@ import torch.distributed as dist
 from executor_cases import (
     EPS,
     LR,
+    assert_equal_states,
     assert_same_bits,
     contents,
     machine,
@@ -23,8 +24,9 @@ from executor_cases import (
 )
 from fast_and_full import some
 from ranks_cases import (
+    all_close,
+    backward_of_squares,
     batches_of,
-    close,
     every_placement,
     joined,
     sharded,
@@ -34,7 +36,6 @@ from ranks_cases import (
     weighted_bags,
 )
 from ranks_launcher import Job, Outcomes, run
-from torch import Tensor
 
 from placer.errors import DataError, PlanMismatchError
 from placer.executor import PlacedEmbeddings, look_ahead, make_embeddings
@@ -101,10 +102,6 @@ def alike(rank: int, world: int, trainers: int, plan: Plan) -> None:
     beside(rank, world, trainers, 1, trains_alike, plan, STEPS, 1, group)
 
 
-def backward(outputs: dict[str, Tensor]) -> None:
-    torch.autograd.backward([output.square().sum() for output in outputs.values()])
-
-
 def ahead_or_not(rank: int, world: int, plan: Plan) -> None:
     """The same bits with and without look-ahead, batches that nobody wants, and two at a time."""
     found = []
@@ -113,16 +110,18 @@ def ahead_or_not(rank: int, world: int, plan: Plan) -> None:
         start = model.state_dict()
         batches = [batches_of(plan.tables, world, step)[rank] for step in range(BATCHES)]
         stream = look_ahead(iter(batches), model) if ahead else iter(batches)
-        backward(model(next(stream)))
+        backward_of_squares(model(next(stream)))
         with torch.no_grad():
             model(batches[0])
         model(batches[1])  # With a gradient that nobody asks for.
         first = model.prefetch(batches[1]) if ahead else batches[1]
         outputs = [model(first), model(batches[2])]
-        backward({f"{i}{name}": v for i, by in enumerate(outputs) for name, v in by.items()})
+        backward_of_squares(
+            {f"{i}{name}": v for i, by in enumerate(outputs) for name, v in by.items()}
+        )
         model.set_lr(0.03)
         for batch in look_ahead(batches[2:], model) if ahead else batches[2:]:
-            backward(model(batch))
+            backward_of_squares(model(batch))
         found.append(contents(model))
         model.close()
     assert_same_bits(found[0], found[1])
@@ -140,11 +139,9 @@ def other_settings(rank: int, world: int, plan: Plan) -> None:
             for one in (model, alone):
                 one.set_lr(0.5)
                 one.set_eps(1e-4)
-        backward(model(batches[rank]))
-        backward(alone(joined(batches, len(alone.features))))
-    found = contents(model)
-    for name, value in contents(alone).items():
-        close(found[name], value, name)
+        backward_of_squares(model(batches[rank]))
+        backward_of_squares(alone(joined(batches, len(alone.features))))
+    all_close(contents(model), contents(alone))
     model.close()
 
 
@@ -178,7 +175,7 @@ def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> N
     first.close()
     alone = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=9)
     assert load_model(folder / "served", alone) == {"at": torch.tensor(2)}
-    equal(contents(alone), kept)
+    assert_equal_states(contents(alone), kept)
     trained_alone(alone, trainers, range(2, 4))
     kept = contents(alone)
     if rank == 0:
@@ -190,18 +187,12 @@ def resumes(rank: int, world: int, trainers: int, plan: Plan, folder: Path) -> N
             load_model(folder / "alone", model)
         else:
             take_over(model, alone)
-        equal(contents(model), kept)
+        assert_equal_states(contents(model), kept)
         found = contents(trained(model, rank, trainers, range(4, 6)))
         model.close()
     whole = trained(sharded(served), rank, trainers, range(6))
-    for name, value in contents(whole).items():
-        close(found[name], value, name)
+    all_close(found, contents(whole))
     whole.close()
-
-
-def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    assert one.keys() == other.keys()
-    assert_same_bits(one, other)
 
 
 def growing(rank: int, world: int, plan: Plan) -> None:
@@ -218,7 +209,7 @@ def growing(rank: int, world: int, plan: Plan) -> None:
             for batch in batches[rank::world]
         ]
         for batch in look_ahead(steps, model) if ahead else steps:
-            backward(model(batch))
+            backward_of_squares(model(batch))
         counts = model.key_counts()[table.name]
         assert counts.evicted > 0
         found.append(contents(model))
@@ -253,7 +244,7 @@ def growing_alike(rank: int, world: int, trainers: int, served: Plan, plain: Pla
         model.close()
     (served_counts, with_servers), (plain_counts, without) = found
     assert served_counts == plain_counts
-    equal(with_servers, without)
+    assert_equal_states(with_servers, without)
     assert any(name.endswith(".keys.rows") for name in with_servers)
 
 
@@ -266,10 +257,10 @@ def bad_batch(rank: int, world: int, plan: Plan) -> str:
     said = ""
     try:
         for batch in look_ahead([good, bad, good], model):
-            backward(model(batch))
+            backward_of_squares(model(batch))
     except DataError as error:
         said = str(error)
-    backward(model(good))
+    backward_of_squares(model(good))
     updates = contents(model)["updates"]
     model.close()
     return f"after {updates} updates: {said}"

@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import replace
-from itertools import product
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from executor_cases import (
     EPS,
     LR,
     assert_same_bits,
+    contents,
     machine,
     plan_of,
     random_batch,
@@ -19,6 +19,9 @@ from executor_cases import (
 from fast_and_full import is_fast, mostly_slow, some
 from plan_cases import with_drives
 from ranks_cases import (
+    all_close,
+    backward,
+    backward_of_squares,
     batches_of,
     close,
     every_placement,
@@ -52,9 +55,8 @@ def repeats(rank: int, world: int, plan: Plan) -> None:
         model = sharded(plan)
         start = model.state_dict()
         for batch in (batches_of(plan.tables, world, step)[rank] for step in range(4)):
-            outputs = model(batch)
-            torch.autograd.backward([output.square().sum() for output in outputs.values()])
-        results.append({**model.state_dict(), **model.optimizer_state_dict()})
+            backward_of_squares(model(batch))
+        results.append(contents(model))
         model.close()
     assert_same_bits(results[0], results[1])
     alone = PlacedEmbeddings(plan, seed=3).state_dict()
@@ -68,11 +70,8 @@ def tiers(rank: int, world: int, plan: Plan) -> tuple[int, float]:
     batches = [batches_of(plan.tables, world, step)[rank] for step in range(4)]
     for model in (flat, tiered):
         for batch in look_ahead(batches, model):
-            outputs = model(batch)
-            torch.autograd.backward([output.square().sum() for output in outputs.values()])
-    found, expected = tiered.state_dict(), flat.state_dict()
-    for key, value in expected.items():
-        close(found[key], value, key)
+            backward_of_squares(model(batch))
+    all_close(tiered.state_dict(), flat.state_dict())
     rates = tiered.hit_rates()
     assert flat.hit_rates() is None
     return rates.lookups, rates.hbm_hit_rate
@@ -100,13 +99,12 @@ def homes(rank: int, world: int, plan: Plan) -> None:
         ]
         model = sharded(replace(plan, shards=tuple(shards)), backend="tiered")
         for batch in look_ahead(batches, model):
-            outputs = model(batch)
-            torch.autograd.backward([output.square().sum() for output in outputs.values()])
-        results.append({**model.state_dict(), **model.optimizer_state_dict()})
+            backward_of_squares(model(batch))
+        results.append(contents(model))
         model.close()
     memory, drive, narrow, again = results
-    for (one, other), name in product(((memory, drive), (narrow, again)), memory):
-        assert torch.equal(one[name], other[name]), name
+    assert_same_bits(memory, drive)
+    assert_same_bits(narrow, again)
     key = "cold copies.weight"
     assert not torch.equal(memory[key], narrow[key])
     close(narrow[key], memory[key], key, scale=3000)
@@ -150,12 +148,9 @@ def padding(rank: int, world: int, plan: Plan) -> None:
     alone = reference(batches[rank])
     for name, output in outputs.items():
         close(output.detach(), alone[name].detach(), name)
-    torch.autograd.backward([output.sum() for output in outputs.values()])
-    whole = reference(joined(batches, len(padded)))
-    torch.autograd.backward([output.sum() / world for output in whole.values()])
-    found = model.state_dict()
-    for key, value in reference.state_dict().items():
-        close(found[key], value, key)
+    backward(outputs)
+    backward(reference(joined(batches, len(padded))), 1 / world)
+    all_close(model.state_dict(), reference.state_dict())
 
 
 def bad_batches(rank: int, world: int, plan: Plan) -> str:
@@ -175,8 +170,7 @@ def bad_batches(rank: int, world: int, plan: Plan) -> str:
     with torch.no_grad():
         model(good)
     assert_same_bits(model.state_dict(), before)
-    outputs = model(good)
-    torch.autograd.backward([output.sum() for output in outputs.values()])
+    backward(model(good))
     return str(error.value)
 
 
@@ -212,10 +206,7 @@ def changed_plans(rank: int, world: int, optimizer: str) -> None:
     take_over(third, second)
     for step in range(4, 6):
         train_step(third, rank, batch(step), step)
-    expected = {**uninterrupted.state_dict(), **uninterrupted.optimizer_state_dict()}
-    found = {**third.state_dict(), **third.optimizer_state_dict()}
-    for key, value in expected.items():
-        close(found[key], value, key)
+    all_close(contents(third), contents(uninterrupted))
 
 
 def _whole(plan: Plan) -> Plan:
@@ -236,7 +227,7 @@ def odd_tables(rank: int, world: int) -> None:
     outputs = model(batches_of(tables, world, 3)[rank])
     assert outputs["a"].shape == (SIZES_AT_3[rank], 4)
     assert outputs["b"].shape == (0, 4)
-    torch.autograd.backward([output.sum() for output in outputs.values()])
+    backward(outputs)
     assert model.state_dict()["unread.weight"].abs().sum() > 0
     assert model.state_dict()["unread copies.weight"].abs().sum() > 0
     assert model.state_dict()["none.weight"].shape == (0, 4)
@@ -260,10 +251,7 @@ def unread_rows(rank: int, world: int) -> None:
         batch = BagBatch(torch.full((3,), row), torch.arange(4), 3)
         for one in (model, reference):
             one(batch)["f"].square().sum().backward()
-    found = {**model.state_dict(), **model.optimizer_state_dict()}
-    for key, value in reference.state_dict().items():
-        close(found[key], value, key)
-    close(found["t.sum"], reference.optimizer_state_dict()["t.sum"], "t.sum")
+    all_close(contents(model), contents(reference))
 
 
 def subgroups(rank: int, world: int, plan: Plan) -> None:
@@ -275,14 +263,10 @@ def subgroups(rank: int, world: int, plan: Plan) -> None:
     assert (model.rank, model.world) == (local, half)
     reference = PlacedEmbeddings(plan, lr=LR, eps=EPS, seed=3)
     batches = batches_of(plan.tables, half, which)
-    outputs = model(batches[local])
-    torch.autograd.backward([output.sum() for output in outputs.values()])
+    backward(model(batches[local]))
     features = sum(len(table.features) for table in plan.tables)
-    whole = reference(joined(batches, features))
-    torch.autograd.backward([output.sum() / half for output in whole.values()])
-    found = model.state_dict()
-    for key, value in reference.state_dict().items():
-        close(found[key], value, key)
+    backward(reference(joined(batches, features)), 1 / half)
+    all_close(model.state_dict(), reference.state_dict())
 
 
 def beside_ddp(rank: int, world: int, plan: Plan) -> None:
@@ -311,9 +295,7 @@ def beside_ddp(rank: int, world: int, plan: Plan) -> None:
         for trainer in trainers:
             trainer.step()
             trainer.zero_grad()
-    found = here.state_dict()
-    for key, value in whole.state_dict().items():
-        close(found[key], value, key)
+    all_close(here.state_dict(), whole.state_dict())
 
 
 def in_type(dtype: str) -> Plan:
@@ -446,10 +428,9 @@ def test_one_rank_is_one_process() -> None:
         sharded(plan)
     assert model.feature_names == alone.feature_names
     for batch in look_ahead([random_batch(plan.tables, seed=seed) for seed in range(3)], model):
-        torch.autograd.backward([output.sum() for output in model(batch).values()])
+        backward(model(batch))
     for seed in range(3):
-        outputs = alone(random_batch(plan.tables, seed=seed))
-        torch.autograd.backward([output.sum() for output in outputs.values()])
+        backward(alone(random_batch(plan.tables, seed=seed)))
     one, other = torch.nn.Sequential(model).state_dict(), torch.nn.Sequential(alone).state_dict()
     assert one.keys() == other.keys()
     assert_same_bits(other, one)
