@@ -18,7 +18,7 @@ from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits
-from solvers.search.branching import branch_and_bound, formulation
+from solvers.search.branching import BranchAndBound, branch_and_bound, formulation
 from solvers.search.construction import construct
 
 SEARCHED = 5
@@ -116,6 +116,23 @@ def test_branch_and_bound_is_below_the_best_plan_and_reaches_it(
             searched += 1
             reached += found.best.step_time_s <= case.best_s * 1.01
     assert reached >= 0.6 * searched
+
+
+def test_branch_and_bound_never_leaves_out_the_best_plan(
+    kind: str, solved: list[Solved], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Searched to the end, from a worse plan and without finding better ones on the way."""
+    monkeypatch.setattr(BranchAndBound, "_round", lambda *_: None)
+    for number, case in enumerate(solved):
+        instance = Instance(case.problem, Roofline())
+        bound = lagrangian_bound(instance)
+        first = construct(instance, bound, bound.step_time_s)
+        if first is None or first.step_time_s <= case.best_s * 1.001:
+            continue
+        clock = Clock.start(Limits(time_limit_s=3600, max_steps=10_000))
+        found = branch_and_bound(first, bound.price_s_per_byte, clock=clock, programs=150)
+        bound_s = 0.0 if found is None else found.bound_s
+        assert bound_s <= case.best_s * (1 + 1e-9), f"{kind} {number}"
 
 
 def test_a_coarse_relaxation_is_below_a_fine_one_and_little_else(
