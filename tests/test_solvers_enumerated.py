@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from enumerated import ENUMERATED, KINDS, Solved
-from fast_and_full import mostly_slow
+from fast_and_full import fewer, mostly_slow
 
 from cost_models import Roofline
 from placer.constraints.unmet import unmet
@@ -69,7 +69,7 @@ def test_the_problems_are_of_all_kinds() -> None:
         > replace(report, schedule=replace(report.schedule, shared=())).step_time_s
         for report in reports
     ]
-    assert sum(longer) >= 10  # Lanes that phases share count.
+    assert sum(longer) >= fewer(10, 1)  # Lanes that phases share count.
 
 
 @pytest.mark.parametrize("all_options", [0, 2500])
