@@ -146,6 +146,15 @@ class Embeddings(nn.Module, ABC):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Refuse to freeze the tables, which are no parameters: they would train nevertheless."""
+        if not requires_grad:
+            raise PlacerError(
+                f"{type(self).__name__} has no parameters to freeze, and trains its tables in "
+                "backward: look rows up under torch.no_grad(), which leaves tables as they are"
+            )
+        return super().requires_grad_(requires_grad)
+
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the plan's features, in the order that batches must have."""

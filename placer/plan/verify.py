@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 
 from placer.errors import CapacityError, PlanError, PlanMismatchError
-from placer.plan.fields import Shard
+from placer.plan.fields import Lookup, Memory, Shard
 from placer.plan.memory import device_memory
 from placer.plan.plan import Plan
-from placer.tables import Table
+from placer.tables import ColdDType, Table
 from placer.units import format_bytes
 
 
@@ -148,6 +149,11 @@ def _shard_violations(plan: Plan, shard: Shard) -> Iterator[Violation]:
                 f"{device} is a host without GPUs: it serves memory dram by lookup host, not "
                 f"{shard.memory} by {shard.lookup}"
             )
+    dtype = shard.dtype or table.dtype
+    for word, kind in ((shard.memory, Memory), (shard.lookup, Lookup), (dtype, ColdDType)):
+        if word not in get_args(kind):
+            yield broken(f"{word!r} is none of {', '.join(get_args(kind))}")
+            return
     if (shard.memory == "hbm") != (shard.lookup == "device"):
         yield broken(f"lookup {shard.lookup!r} does not go with memory {shard.memory!r}")
     if (shard.memory == "ssd" or shard.dtype) and shard.lookup not in ("staged", "cached"):

@@ -141,13 +141,15 @@ def test_evaluation_gives_no_rows_and_padding_reads_zeros() -> None:
         assert not model.pages(torch.tensor([[PADDING, PADDING]])).any()
     assert torch.equal(model.item.weight, state["item.weight"])
     assert applied.key_counts() == counts
-    padded = nn.Sequential(nn.Embedding(61, 8, padding_idx=3), nn.Linear(8, 1))
     plan = plan_for("hbm", [replace(TABLES[0], name="0")])
-    apply_plan(padded, plan, growing={"0": HOW["item"]})
-    for _ in range(2):
-        out = padded[0](torch.tensor([9, 3, 8, 7]))
-        out.sum().backward()
-    assert out.any(1).tolist() == [True, False, True, True]
+    for padding in (3, -1):
+        padded = nn.Sequential(nn.Embedding(61, 8), nn.Linear(8, 1))
+        padded[0].padding_idx = padding  # torch's argument makes 60 of -1.
+        apply_plan(padded, plan, growing={"0": HOW["item"]})
+        for _ in range(2):
+            out = padded[0](torch.tensor([9, padding, 8, 60]))
+            out.sum().backward()
+        assert out.any(1).tolist() == [True, False, True, True]
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -170,6 +170,26 @@ def test_calls_that_wait_for_one_another_train_as_one_process(optimizer: str) ->
             torch.testing.assert_close(state[name], values)
 
 
+def _goes_on(rank: int, world: int) -> Tensor:
+    """Train a table with padding after a first batch with a wrong id in another table."""
+    model = Many(2)
+    model.bags[1] = nn.Sequential(nn.Embedding(ROWS, DIM, padding_idx=0), nn.Flatten())
+    model.out = nn.Linear(3 * DIM, 1)
+    names = {"bags.1": "bags.1.0"}
+    apply_plan(model, plan_of(2, "sgd"), lr=0.05, names=names, backend="torch")
+    with pytest.raises(DataError, match=f"id {ROWS} is not a row|refused their batches"):
+        model(torch.tensor([[[ROWS * rank, 1], [0, 2]]]))
+    out = model(torch.tensor([[[3, 1], [0, 2]]]))
+    out.sum().backward()
+    return out.detach()
+
+
+def test_ranks_go_on_after_a_refused_batch() -> None:
+    first, second = run(WORLD, [("goes_on", _goes_on, ())]).of("goes_on")
+    assert first.isfinite().all()
+    assert second.isfinite().all()
+
+
 class _Twice(nn.Module):
     """Two tables read the same bags; the ids change in between."""
 

@@ -85,6 +85,8 @@ def test_names_and_what_cannot_be_profiled() -> None:
         profile_model(nn.Linear(1, 1), BATCHES)
     with pytest.raises(DataError, match="no batch"):
         profile_model(model, [])
+    with pytest.raises(DataError, match="steps -1 must be at least 1"):
+        profile_model(model, BATCHES, steps=-1)
     placed = clicks()
     apply_plan(placed, plan_for())
     with pytest.raises(PlanMismatchError, match="call remove_plan first"):

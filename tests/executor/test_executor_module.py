@@ -209,12 +209,15 @@ def test_a_deep_copy_trains_by_itself_or_is_refused(backend: str, grows: bool) -
             copy.deepcopy(torch.nn.ModuleList([narrow]))
 
 
-def test_what_to_save_instead_of_a_module_is_said() -> None:
+def test_what_to_do_instead_of_saving_or_freezing_a_module_is_said() -> None:
     model = PlacedEmbeddings(plan_of([two_features()]))
     with pytest.raises(PlacerError, match=r"cannot be pickled.*save its state_dict"):
         pickle.dumps(model)
     with pytest.raises(PlacerError, match=r"nor saved by torch\.save"):
         torch.save(torch.nn.ModuleList([model]), io.BytesIO())
+    assert model.requires_grad_() is model
+    with pytest.raises(PlacerError, match=r"no parameters to freeze.*torch\.no_grad"):
+        model.requires_grad_(False)
 
 
 @pytest.mark.parametrize("backend", ["numba", "tiered"])

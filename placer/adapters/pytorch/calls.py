@@ -132,6 +132,7 @@ class Call:
     step: "Step | None" = None  # Calls looked up with it, if ranks share the table.
     # Gradient of the rows; of the module's output if ranks share the table.
     gradient: Tensor | None = None
+    backward_pass: int = -1  # Number of the pass that gave the gradient.
     ended: bool = False  # Whether it can no longer get a gradient.
     has_keys: bool = False  # Whether `batch` has keys of a table that grows, not rows.
     key_step: int = 0  # Step of the table's key map.

@@ -58,6 +58,8 @@ def profile_model(
         Where the batches come from, for reports.
     """
     check_kinds(model=(model, nn.Module), batches=(batches, Iterable))
+    if steps is not None and steps < 1:
+        raise DataError(f"steps {steps} must be at least 1, or None for all batches")
     model = getattr(model, "_orig_mod", model)  # Paths in a compiled model have a prefix.
     tables = _named(model_tables(model), names or {})
     counters = [_TableCounter(name, table) for name, table in tables.items()]

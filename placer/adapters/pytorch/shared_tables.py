@@ -163,8 +163,13 @@ class SharedTables:
             waiting, self._waiting = self._waiting, []
             # Another rank may have called fewer modules before it read an output.
             ready = min(count for (count,) in self.whole.said([len(waiting)]))
-            with own_graph():
-                self._serve(waiting[:ready])
+            try:
+                with own_graph():
+                    self._serve(waiting[:ready])
+            except BaseException:
+                for table in self.tables.values():
+                    table.weight_changes()  # Cached rows may be among those not looked up.
+                raise
             self._waiting = waiting[ready:]
 
     def update_after_pass(self, name: str) -> None:

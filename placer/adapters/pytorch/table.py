@@ -9,6 +9,7 @@ over several passes, the optimizer's step applies them.
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -296,15 +297,16 @@ class PlacedTable:
         if call.gradient is not None:  # Two losses may share one forward pass.
             call.gradient = call.gradient + gradient
             return
-        call.gradient = gradient
+        call.gradient, call.backward_pass = gradient, torch._C._current_graph_task_id()
         if self.waits:
             call.let_go()  # The update looks its rows up again later.
             # Until then, the caller may fill its tensors with the next batch.
             call.batch = joined([call], self.device)
         elif self._own is None:
             self.shared.update_after_pass(self.name)
-        elif not self.calls:
-            torch.autograd.Variable._execution_engine.queue_callback(self.update)
+        elif all(other.backward_pass != call.backward_pass for other in self.calls):
+            end = partial(self.update, call.backward_pass)
+            torch.autograd.Variable._execution_engine.queue_callback(end)
         self.calls.append(call)
 
     def before_update(self) -> None:
@@ -313,13 +315,15 @@ class PlacedTable:
         self.updates_since_step += 1
 
     @torch.no_grad()
-    def update(self) -> None:
-        """Apply the gradients of all calls together, if ranks do not share the table."""
-        if not self.calls:
+    def update(self, backward_pass: int | None = None) -> None:
+        """Apply gradients of calls together, of one pass or all, if no ranks share the table."""
+        # Another pass may have failed and left its calls.
+        calls = [call for call in self.calls if backward_pass in (None, call.backward_pass)]
+        if not calls:
             return
         self.before_update()
-        calls = sorted(self.calls, key=lambda call: call.number)
-        self.calls.clear()
+        self.calls[:] = [call for call in self.calls if call not in calls]
+        calls.sort(key=lambda call: call.number)
         gradient = torch.cat([call.gradient for call in calls if call.gradient is not None])
         rows = calls[0].rows if len(calls) == 1 else None
         if rows is None:
