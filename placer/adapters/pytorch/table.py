@@ -322,7 +322,9 @@ class PlacedTable:
         if not calls:
             return
         self.before_update()
-        self.calls[:] = [call for call in self.calls if call not in calls]
+        self.calls[:] = [
+            call for call in self.calls if backward_pass not in (None, call.backward_pass)
+        ]
         calls.sort(key=lambda call: call.number)
         gradient = torch.cat([call.gradient for call in calls if call.gradient is not None])
         rows = calls[0].rows if len(calls) == 1 else None
