@@ -202,6 +202,13 @@ def test_the_answer_is_the_cheapest_that_is_in_time(
         assert (one.topology in answer.rivals) == beats
 
 
+def test_a_machine_whose_search_found_no_plan_may_be_cheaper() -> None:
+    found, known = row(0, 10.0, 5.0, 0.0), {"topology": "m1", "price_per_hour": 1.0}
+    for status, rivals in (("no_plan", ("m1",)), ("infeasible", ())):
+        other = CompareRow(0, "greedy-size", "roofline", status, **known)
+        assert cheapest([found, other], 20.0).rivals == rivals
+
+
 def test_the_command(tmp_path: Path) -> None:
     asked = (
         "fleet", "--workload", WORKLOAD, "--batch-size", "256", "--solver", "greedy-size",

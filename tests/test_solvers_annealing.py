@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 from fast_and_full import combinations
 from problem_cases import problem_of, unequal_machine, zipf_table
 
-from cost_models import Roofline
-from placer import Problem
+from cost_models import Roofline, ShardingOption, TableShard
+from placer import Constraints, Problem
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.assignment import Assignment
 from solvers.model.clock import Clock
@@ -122,6 +123,19 @@ def test_of_two_starts_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begins[:3].count(slow.step_time_s) < 3, "a restart goes on from its own runs"
     assert begins[3:].count(slow.step_time_s) >= 3, "and the next one begins again"
     assert begins[-1] == min(begins)
+
+
+def test_each_start_may_read_a_group_in_its_own_way() -> None:
+    ways = [ShardingOption(cold=cold) for cold in ("staged", "uva")]
+    together = Constraints.of(together=[["t0", "t1"]])
+    grouped = replace(problem(), topology=unequal_machine(), constraints=together)
+    instance = Instance(grouped, Roofline())
+    shards = [[TableShard(table, way) for table in range(instance.tables)] for way in ways]
+    starts = [Assignment.of(instance, [(one, one.table // 2) for one in of]) for of in shards]
+    arrays = AnnealingProblem(starts, Clock.start(Limits(time_limit_s=60.0)))
+    for start in starts:
+        state = arrays.start(start)[1]
+        assert arrays.assignment(state.option, state.gpu).shards == start.shards
 
 
 def test_phases_count_less_where_more_gpus_are_the_slowest() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import plan_cases
 import pytest
 from fast_and_full import fewer, mostly_slow
-from problem_cases import problem_of, unequal_machine, zipf_table
+from problem_cases import counted_table, problem_of, unequal_machine, zipf_table
 
 from cost_models import ANY_SHARE, Roofline
 from placer import Constraints, Problem, TableRule
@@ -37,7 +37,7 @@ from solvers.search.branching.tree import relaxed
 from solvers.search.construction import construct
 from solvers.strategies._search import Search
 from solvers.strategies._stages import construct as construct_plans
-from solvers.strategies.auto import Auto
+from solvers.strategies.auto import Auto, Ilp
 
 
 def begun(workload: str, machine: Topology, batch_size: int = 4096) -> tuple[Assignment, float]:
@@ -410,6 +410,17 @@ def test_it_is_decided_first_which_tables_servers_hold(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+def test_servers_are_too_small_for_a_table_alone() -> None:
+    counts = [[9] * 1000 + [1] * 32_000, *([7] * 50 + [1] * rows for rows in (3000, 6000, 9000))]
+    tables = [counted_table(f"t{n}", of, 32) for n, of in enumerate(counts)]
+    machine = plan_cases.machine(1, hbm_bytes=1 << 20, dram_bytes=3 << 20, servers=1)
+    problem = problem_of(*tables, topology=machine.with_memory(ssd="1GiB"), batch_size=8)
+    result = Ilp().solve(problem, Roofline(), Limits(max_steps=20, threads=1))
+    assert result.termination.reason == "optimal"
+    assert any(shard.devices == ("gpu:0",) for shard in result.plan.shards_by_table["t0"])
+
+
 def test_with_servers_tables_that_close_most_of_the_gap_are_divided_first() -> None:
     found = searched(*begun_with_servers("random-5@1"))
     assert found.roots

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from plan_cases import machine
-from problem_cases import problem_of, zipf_table
+from problem_cases import counted_table, problem_of, zipf_table
 
 from cost_models import Roofline
-from placer import Constraints, Problem, Profile, TableRule
+from placer import Constraints, Problem, Profile, TableRule, Topology
 from solvers import solve
 from solvers.bounds.feasibility import impossible, usable_options
 from solvers.model.clock import Clock
@@ -79,6 +79,23 @@ def test_room_is_made_for_tables_that_fit_only_as_replicas() -> None:
     clock = Clock(Limits(), deadline=time.monotonic() + 60, steps_left=None)
     assignment = make_room(instance, options, 0, clock)
     assert [replica.table for replica in assignment.replicas] == [1]
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        machine(1, hbm_bytes=1 << 20, dram_bytes=2 << 20, servers=1).with_memory(ssd="1GiB"),
+        machine(1, hbm_bytes=3 << 20, dram_bytes=5 << 19),
+    ],
+    ids=["rows on a drive, which servers lack", "rows in HBM and DRAM, which caches do not spare"],
+)
+def test_room_is_made_where_rows_can_be(topology: Topology) -> None:
+    table = counted_table("t", [9] * 1000 + [1] * 32_000, 32)
+    instance = Instance(problem_of(table, topology=topology, batch_size=8), Roofline())
+    options = usable_options(instance)
+    assert not isinstance(options, Termination)
+    clock = Clock(Limits(), deadline=time.monotonic() + 60, steps_left=None)
+    assert make_room(instance, options, 0, clock) is not None
 
 
 def test_a_block_goes_where_the_fewest_bytes_lack() -> None:

@@ -59,6 +59,9 @@ def test_a_drive_that_nothing_would_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match=words):
         Topology.load(write(tmp_path, text))
     assert Topology.load(write(tmp_path, text.replace(", drive: {memory: 1TiB}", ""))).servers
+    elsewhere = text.replace('host: "host:0"', 'host: "host:9"')
+    with pytest.raises(TopologyError, match="gpu:0 is attached to 'host:9', which is none of"):
+        Topology.load(write(tmp_path, elsewhere))
 
 
 def test_small_file_and_its_defaults(tmp_path: Path) -> None:

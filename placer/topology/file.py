@@ -205,7 +205,8 @@ def machine_in(entries: TopologyFile, default_name: str) -> TopologyFields:
     )
     served = {gpu.host for gpu in machine.gpus}
     unused = [host.id for host in machine.hosts if host.drive and host.id not in served]
-    if unused:
+    # A GPU of a host that is not listed is refused later, and may be meant for this host.
+    if unused and served <= {host.id for host in machine.hosts}:
         raise TopologyError(
             f"no GPU can use the drive of {listed(unused, 3)}, a host without GPUs: leave the "
             "drive out"

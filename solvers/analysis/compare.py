@@ -222,7 +222,7 @@ class Cheapest(NamedTuple):
     """The machine that trains `SAMPLES` in a given time for the least money.
 
     `row` is None if no machine with a price is fast enough. `rivals` are machines that bounds allow
-    to be cheaper with a better plan. Machines `without_price` are fast enough, too.
+    to be cheaper with a better plan, or a first one. Machines `without_price` are fast enough, too.
     """
 
     row: CompareRow | None
@@ -286,13 +286,18 @@ def cheapest(rows: Iterable[CompareRow], within_s: float) -> Cheapest:
     fast = [row for row in rows if row.train_s is not None and row.train_s <= within_s]
     priced = [row for row in fast if row.cost_per_billion_samples is not None]
     best = min(priced, key=lambda row: row.cost_per_billion_samples or 0.0, default=None)
-    # A better plan could make these machines fast enough and cheaper.
+    # A better plan could make these machines fast enough and cheaper, or a first plan, if a search
+    # found none where there may be one.
     rivals = (
         row
         for row in rows
-        if best is not None and row is not best and row.least_cost is not None
-        if row.least_cost < (best.cost_per_billion_samples or 0.0)
-        if (row.train_s or 0.0) * (row.least_share or 0.0) <= within_s
+        if best is not None and row is not best
+        if (row.price_per_hour is not None and row.status.startswith("no_plan"))
+        or (
+            row.least_cost is not None
+            and row.least_cost < (best.cost_per_billion_samples or 0.0)
+            and (row.train_s or 0.0) * (row.least_share or 0.0) <= within_s
+        )
     )
     return Cheapest(
         best,

@@ -115,7 +115,9 @@ def _ways(
     """
     if len(group) == 1:
         table = group[0].table
-        every, rows = options[table], instance.rows(table)
+        # Cached rows stay in DRAM, even if HBM has room.
+        every = [option for option in options[table] if option.cold != "cached"] or options[table]
+        rows = instance.rows(table)
         few = [option for option in every if _is_coarse(option)]
         copies = [option for option in every if option.replicated_rows == rows]
         if only_whole:
@@ -164,6 +166,7 @@ class _Room:
     def __init__(self, instance: Instance, ways: Sequence[Sequence[_Way]]) -> None:
         self.instance, self.ways = instance, ways
         self.hosts = np.array(instance.host_of_gpu)
+        self.on_gpu = np.array([instance.is_gpu(gpu) for gpu in range(instance.gpus)])
         self.least, self.cold = np.zeros(instance.gpus), np.zeros((2, instance.gpus))
         self.homes: dict[int, tuple[_Way, list[int]]] = {}
 
@@ -229,6 +232,8 @@ class _Room:
         for block, more, rows in zip(way.blocks, way.least_bytes, way.cold_bytes.T, strict=True):
             open_ = instance.open_gpus(block)
             open_[gpus] = False
+            if any(shard.option.home.drive_share for shard in block):
+                open_ &= self.on_gpu  # Servers have no drive.
             if not open_.any():
                 return None
             lacking = self._lacking_with(least, cold, more, rows)

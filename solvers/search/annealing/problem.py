@@ -48,7 +48,7 @@ class AnnealingProblem:
 
     def __init__(self, starts: Sequence[Assignment], clock: Clock) -> None:
         self.instance = starts[0].instance
-        fixed, free = _units(starts[0])
+        fixed, free = _units(starts)
         options = _options(starts, free, clock)
         self.tables = [_tables_of(unit[0]) for unit in fixed] + [[table] for table in free]
         self.options = [*fixed, *options]
@@ -244,18 +244,21 @@ class AnnealingProblem:
         return Assignment.of(self.instance, pairs, replicas)
 
 
-def _units(start: Assignment) -> tuple[list[list[_Option]], list[int]]:
-    """Return groups of tables that stay together, with their one option; and all other tables."""
-    instance = start.instance
-    groups: dict[frozenset[int], list[Block]] = {}
-    for shards in start.shards:
+def _units(starts: Sequence[Assignment]) -> tuple[list[list[_Option]], list[int]]:
+    """Return groups of tables that stay together, with their options; and all other tables.
+
+    A group has an option for each way in which the starts have its tables.
+    """
+    instance = starts[0].instance
+    groups: dict[frozenset[int], dict[Block, _Option]] = {}
+    for shards in (shards for start in starts for shards in start.shards):
         for block in instance.blocks(shards):
             if len(block) > 1 or instance.in_group(block[0].table):
-                tables = frozenset(shard.table for shard in block)
-                groups.setdefault(tables, []).append(tuple(map(opened, block)))
+                tables, item = frozenset(s.table for s in block), tuple(map(opened, block))
+                groups.setdefault(tables, {})[item] = _Option([item], ())
     together = set().union(*groups)
     free = [table for table in range(instance.tables) if table not in together]
-    return [[_Option(sorted(blocks), ())] for blocks in groups.values()], free
+    return [list(options.values()) for options in groups.values()], free
 
 
 def _options(starts: Sequence[Assignment], tables: list[int], clock: Clock) -> list[list[_Option]]:

@@ -332,9 +332,8 @@ class GroupProgram:
     ) -> tuple[float, Float, Int, Float]:
         """Return the bound at prices of rows, extra costs of options, near columns, shard costs.
 
-        Shard costs have shape (parts of the formulation, groups).
-
-        `prices`, shape (rows,). `due`, shape (columns,): reduced cost of each column.
+        Shard costs have shape (parts of the formulation, groups), `prices` (rows,), and `due`, the
+        reduced costs of columns, (columns,).
         """
         f, options, groups = self.formulation, self.node.options, self.sizes.size
         # The price of an absent limit is a rounding error: set it to 0.
@@ -355,9 +354,10 @@ class GroupProgram:
         np.add.at(costs, used, of_shards * f.times[self.firsts])
         of_table = np.full(f.instance.tables, np.inf)
         np.minimum.at(of_table, f.table_of[options], costs)
+        finite = np.where(np.isinf(of_table), 0.0, of_table)  # Options of inf cost inf more.
         every = np.full((f.sizes.size, groups), np.inf)
         every[self.parts] = of_groups
-        return bound + float(of_table.sum()), costs - of_table[f.table_of[options]], points, every
+        return bound + float(of_table.sum()), costs - finite[f.table_of[options]], points, every
 
     def _cheapest(self, prices: Float, groups: int) -> tuple[Float, Int]:
         """Return the least cost of each part's shard in each group, at prices of rows.
