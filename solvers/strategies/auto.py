@@ -65,10 +65,10 @@ class Auto(StagedStrategy):
         p = self.params
         share = p.branched_annealing_share if is_branched(instance) else p.annealing_share
         proof_share = p.proof_share
-        if instance.lacks_dram and instance.servers:  # The proof takes longest.
-            proof_share = p.annealing_share
-        elif instance.lacks_dram:  # The proof and annealing both take long.
+        if instance.lacks_dram:  # The proof and annealing both take long.
             share = (share + p.annealing_share) / 2
+        if instance.lacks_dram and instance.servers:
+            proof_share = p.annealing_share
         return {
             "greedy": lambda search: construct(search, p.greedy_share),
             "annealed": lambda search: anneal(search, share),
