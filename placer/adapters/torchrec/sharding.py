@@ -228,7 +228,10 @@ def parts_of(plan: Plan, table: Table, *, staged_as: Staged | None = None) -> tu
             )
         of = f"table {table.name!r}: rows {list(shard.rows)} are"
         if shard.memory == "ssd":
-            raise PlanMismatchError(f"{of} on a drive, which is not for TorchRec; leave --ssd out")
+            raise PlanMismatchError(
+                f"{of} on a drive, which TorchRec has not; plan without --ssd, or for a machine "
+                "file without drives"
+            )
         if shard.dtype not in (None, table.dtype):
             raise PlanMismatchError(
                 f"{of} {shard.dtype}, and in TorchRec all rows are {table.dtype}, as the table is; "
