@@ -304,7 +304,7 @@ class PlacedTable:
             call.batch = joined([call], self.device)
         elif self._own is None:
             self.shared.update_after_pass(self.name)
-        elif all(other.backward_pass != call.backward_pass for other in self.calls):
+        elif not self.calls or self.calls[-1].backward_pass != call.backward_pass:
             end = partial(self.update, call.backward_pass)
             torch.autograd.Variable._execution_engine.queue_callback(end)
         self.calls.append(call)
@@ -316,7 +316,7 @@ class PlacedTable:
 
     @torch.no_grad()
     def update(self, backward_pass: int | None = None) -> None:
-        """Apply gradients of calls together, of one pass or all, if no ranks share the table."""
+        """Apply the gradients of one backward pass, or of all, if ranks do not share the table."""
         # Another pass may have failed and left its calls.
         calls = [call for call in self.calls if backward_pass in (None, call.backward_pass)]
         if not calls:

@@ -250,12 +250,17 @@ def _units(starts: Sequence[Assignment]) -> tuple[list[list[_Option]], list[int]
     A group has an option for each way in which the starts have its tables.
     """
     instance = starts[0].instance
-    groups: dict[frozenset[int], dict[Block, _Option]] = {}
-    for shards in (shards for start in starts for shards in start.shards):
-        for block in instance.blocks(shards):
-            if len(block) > 1 or instance.in_group(block[0].table):
-                tables, item = frozenset(s.table for s in block), tuple(map(opened, block))
-                groups.setdefault(tables, {})[item] = _Option([item], ())
+    groups: dict[frozenset[int], dict[tuple[Block, ...], _Option]] = {}
+    for start in starts:
+        blocks: dict[frozenset[int], list[Block]] = {}
+        for shards in start.shards:
+            for block in instance.blocks(shards):
+                if len(block) > 1 or instance.in_group(block[0].table):
+                    tables = frozenset(shard.table for shard in block)
+                    blocks.setdefault(tables, []).append(tuple(map(opened, block)))
+        for tables, found in blocks.items():
+            found.sort()
+            groups.setdefault(tables, {})[tuple(found)] = _Option(found, ())
     together = set().union(*groups)
     free = [table for table in range(instance.tables) if table not in together]
     return [list(options.values()) for options in groups.values()], free

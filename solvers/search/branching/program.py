@@ -354,7 +354,7 @@ class GroupProgram:
         np.add.at(costs, used, of_shards * f.times[self.firsts])
         of_table = np.full(f.instance.tables, np.inf)
         np.minimum.at(of_table, f.table_of[options], costs)
-        finite = np.where(np.isinf(of_table), 0.0, of_table)  # Options of inf cost inf more.
+        finite = np.where(np.isinf(of_table), 0.0, of_table)  # inf - inf is no number.
         every = np.full((f.sizes.size, groups), np.inf)
         every[self.parts] = of_groups
         return bound + float(of_table.sum()), costs - finite[f.table_of[options]], points, every
