@@ -16,7 +16,7 @@ import pytest
 from fast_and_full import combinations
 from problem_cases import problem_of, unequal_machine, zipf_table
 
-from cost_models import Roofline, ShardingOption, TableShard
+from cost_models import Roofline, ShardingOption
 from placer import Constraints, Problem
 from solvers.bounds.lagrangian import lagrangian_bound
 from solvers.model.assignment import Assignment
@@ -127,11 +127,18 @@ def test_of_two_starts_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_start_may_read_a_group_in_its_own_way() -> None:
     ways = [ShardingOption(cold=cold) for cold in ("staged", "uva")]
+    ways.append(ShardingOption(row_slices=2))  # Then the group is on two GPUs.
     together = Constraints.of(together=[["t0", "t1"]])
     grouped = replace(problem(), topology=unequal_machine(), constraints=together)
     instance = Instance(grouped, Roofline())
-    shards = [[TableShard(table, way) for table in range(instance.tables)] for way in ways]
-    starts = [Assignment.of(instance, [(one, one.table // 2) for one in of]) for of in shards]
+    every = [[instance.shards(table, way) for table in range(instance.tables)] for way in ways]
+    starts = [
+        Assignment.of(
+            instance,
+            [(one, (one.table // 2 + n) % 2) for shards in of for n, one in enumerate(shards)],
+        )
+        for of in every
+    ]
     arrays = AnnealingProblem(starts, Clock.start(Limits(time_limit_s=60.0)))
     for start in starts:
         state = arrays.start(start)[1]
