@@ -125,6 +125,19 @@ def test_of_two_starts_neither_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begins[-1] == min(begins)
 
 
+def test_restarts_end_once_several_find_the_same_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_RESTART_STEPS", 1000)
+    slow = begun()
+    left, steps_s = list[int](), list[float]()
+    for restarts in (search._RESTARTS, 10**6):
+        monkeypatch.setattr(search, "_RESTARTS", restarts)
+        clock = Clock.start(Limits(time_limit_s=600, max_steps=400_000))
+        steps_s.append(anneal(slow, other=slow, target_s=0, seed=1, clock=clock).step_time_s)
+        left.append(clock.steps_left or 0)
+    assert left[0] > 100_000 > left[1]
+    assert steps_s[0] == pytest.approx(steps_s[1], rel=1e-3)
+
+
 def test_each_start_may_read_a_group_in_its_own_way() -> None:
     ways = [ShardingOption(cold=cold) for cold in ("staged", "uva")]
     ways.append(ShardingOption(row_slices=2))  # Then the group is on two GPUs.
