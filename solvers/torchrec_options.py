@@ -16,17 +16,12 @@ from torchrec.distributed.planner.types import PartitionByType
 from torchrec.distributed.planner.types import Shard as TorchRecShard
 from torchrec.distributed.planner.types import ShardingOption as TorchRecOption
 
-from cost_models.torchrec.estimates import Many
+from cost_models.torchrec.estimates import LOAD_FACTORS, Many
 from solvers.model.knapsack import Float
 from solvers.search.candidates.placement import Group
 
 Candidates = tuple[Float, Float, list[tuple[TorchRecOption, float | None]]]
 """Times, bytes and sources of candidates: the option and the load factor of each."""
-
-LOAD_FACTORS = np.unique(
-    np.round(np.concatenate((np.geomspace(0.0005, 0.1, 20), np.linspace(0.1, 0.99, 40))), 5)
-)
-"""Load factors of caches to try, if the user has not fixed them."""
 
 TIERS = ("hbm", "ddr", "ssd")
 """TorchRec's names of the tiers of a rank's memory."""

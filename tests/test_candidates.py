@@ -15,9 +15,18 @@ from placer.constraints.constraints import Constraints, TableRule
 from solvers import solve
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
+from solvers.model.knapsack import Float
 from solvers.result import Limits
 from solvers.search.candidates.placement import Group, Place, Space, State
-from solvers.search.candidates.search import Pool, _exchange, _fill, prices_of, search
+from solvers.search.candidates.search import (
+    Pool,
+    _descend,
+    _exchange,
+    _fill,
+    _refine,
+    prices_of,
+    search,
+)
 from solvers.search.candidates.shards import _groups
 
 RANKS = 2
@@ -103,6 +112,28 @@ def test_shards_of_the_first_table_are_exchanged_too() -> None:
     assert _exchange(state, 0)
     assert state.seconds.tolist() == [2.0, 2.0]
     assert state.free.tolist() == [[5.0], [10.0]]
+
+
+def test_a_table_on_all_ranks_gives_memory_to_their_whole_tables() -> None:
+    sizes = np.array([8.0, 6.0, 4.0])
+    shared_s, whole_s = np.array([1.0, 2.0, 3.0]), np.array([1.0, 5.0, 9.0])
+
+    def group(seconds: Float, tier_bytes: Float, span: int) -> Group:
+        shape = seconds.size, 1, span
+        held = np.broadcast_to(tier_bytes[:, None, None], shape)[..., None]
+        return Group(
+            span, False, False, np.broadcast_to(seconds[:, None, None], shape), held, [0, 1, 2]
+        )
+
+    tables = [[group(shared_s, sizes, RANKS)], *[[group(whole_s, sizes, 1)]] * RANKS]
+    space = Space(tables, [(0,), (1,), (2,)], np.full((RANKS, 1), 12.0), RANKS, 1.0)
+    state = State(space, {0: Place(0, 0, (0,)), 1: Place(0, 2, (0,)), 2: Place(0, 2, (1,))})
+    clock = Clock.start(Limits(60.0))
+    _descend(state, clock)
+    assert state.step_s == 10
+    _refine(state, clock)
+    assert state.step_s == 4
+    assert state.fits
 
 
 def test_candidates_may_fill_a_rank_exactly() -> None:

@@ -60,8 +60,10 @@ MODULE_PATHS = {True: "embeddings", False: "sequences"}
 
 _META = torch.device("meta")
 
-_POINTS = 128
 _MS = 1e-3
+
+LOAD_FACTORS = np.concatenate((np.geomspace(1e-4, 0.1, 60)[:-1], np.linspace(0.1, 0.99, 90)))
+"""Load factors of caches to try."""
 
 
 class Many(np.ndarray[Any, np.dtype[np.float64]]):
@@ -361,13 +363,10 @@ def _load_factor(cache_rows: Any, rows: int, largest: int) -> Any:
 
 
 def _cache_points(rows: int) -> Float:
-    """Return a curve's cache sizes between 1 and all but one row, more of them small."""
-    if rows < 2:
-        return np.zeros(0)
-    spread = np.concatenate(
-        (np.geomspace(1, rows - 1, _POINTS // 2), np.linspace(1, rows - 1, _POINTS // 2))
+    """Return a curve's cache sizes, between 1 and all but one row."""
+    return (
+        np.unique(np.rint(np.clip(rows * LOAD_FACTORS, 1, rows - 1))) if rows > 1 else np.zeros(0)
     )
-    return np.unique(np.rint(spread))
 
 
 def _joined(parts: Any) -> Float:

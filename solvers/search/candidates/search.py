@@ -13,7 +13,7 @@ import numpy as np
 from solvers.model.clock import Clock
 from solvers.model.knapsack import Float, Int
 from solvers.result import Limit
-from solvers.search.candidates.placement import Group, Place, Space, State
+from solvers.search.candidates.placement import Group, Place, Space, State, ranks_of
 
 _STEPS = 40
 """Halvings of an interval of prices or times."""
@@ -33,13 +33,16 @@ _SLACK = 0.1
 _TRIED = 4
 """Place this many tables of a rank in another way, those with the most time there."""
 
+_RESIZED = 2
+"""Give a table on several ranks this many smaller and larger shares of their memory."""
+
 _GAIN = 1e-9
 """Least relative gain of a move."""
 
 _ROUNDS_APART = 30
 """Return to the best plan after this many rounds."""
 
-_PATIENCE, _PATIENCE_OF_TABLES, _LEAST_GAIN = 100, 10_000, 5e-4
+_PATIENCE, _PATIENCE_OF_TABLES, _LEAST_GAIN = 60, 6000, 5e-4
 """Stop if this many rounds, plus the second number divided by the tables, gain less than this
 share: rounds of few tables take little time."""
 
@@ -77,6 +80,7 @@ def search(
     best: State | None = None
     for state in _started(space, pool, clock):
         _descend(state, clock)
+        _refine(state, clock)
         state = State(space, state.places)  # Recompute to drop the rounding errors of many changes.
         if state.fits and (best is None or state.step_s < best.step_s):
             best = state
@@ -149,6 +153,7 @@ def _improve(best: State, pool: "Pool", clock: Clock) -> Found:
         if trial.norm <= current.norm or trial.step_s <= best.step_s * (1 + _SLACK * draw.random()):
             current = trial
         if trial.step_s < best.step_s:
+            _refine(trial, clock)
             exact = State(best.space, trial.places)
             best = exact if exact.fits else best
         if best.step_s < mark_s * (1 - _LEAST_GAIN):
@@ -184,18 +189,59 @@ def _descend(state: State, clock: Clock) -> None:
 
 def _fill(state: State, rank: int) -> bool:
     """Choose the candidates of a rank's whole tables again, to use its memory best."""
+    trial = state.copy()
+    return _filled(trial, rank) and _improved(state, trial)
+
+
+def _refine(state: State, clock: Clock) -> None:
+    """Resize tables and descend until nothing gains or time is over."""
+    while not clock.spent and _resize(state):
+        _descend(state, clock)
+
+
+def _resize(state: State) -> bool:
+    """Give a table on several ranks more or less of their memory, and their whole tables the rest.
+
+    A descent changes one rank at a time, so it cannot do this.
+    """
+    for table, (number, candidate, slots) in state.places.items():
+        group = state.space.tables[table][number]
+        if group.span == 1:
+            continue
+        sizes = group.tier_bytes[..., 0].sum(axis=(1, 2))
+        order = np.argsort(sizes, kind="stable")
+        at = int(np.flatnonzero(order == candidate)[0])
+        ranks = np.unique(ranks_of(group, slots)).tolist()
+        for other in order[max(0, at - _RESIZED) : at + _RESIZED + 1].tolist():
+            trial = state.copy()
+            trial.take(table)
+            trial.put(table, Place(number, other, slots))
+            if all(_filled(trial, rank) for rank in ranks) and _improved(state, trial):
+                return True
+    return False
+
+
+def _improved(state: State, trial: State) -> bool:
+    """Take over a trial's places if it is better; return whether it is."""
+    if not trial.norm < state.norm * (1 - _GAIN):
+        return False
+    state.become(trial)
+    return True
+
+
+def _filled(state: State, rank: int) -> bool:
+    """Choose the candidates of a rank's whole tables again; return whether they fit."""
     mine = [
         (table, place.group)
         for table, place in state.places.items()
         if place.slots == (rank,) and state.group(table).span == 1
     ]
     if not mine:
-        return False
-    trial = state.copy()
+        return bool((state.free[rank] >= 0).all())
     for table, _ in mine:
-        trial.take(table)
+        state.take(table)
     groups = [state.space.tables[table][number] for table, number in mine]
-    pool = Pool([[group] for group in groups], trial.free[rank][None])
+    pool = Pool([[group] for group in groups], state.free[rank][None])
     chosen = pool.cheapest(pool.priced(prices_of(pool)))
     table_of = np.repeat(np.arange(len(mine)), [len(group.sources) for group in groups])
     while True:  # Each table in turn takes memory that is left.
@@ -207,23 +253,18 @@ def _fill(state: State, rank: int) -> bool:
             break
         chosen[table_of[best]] = best
     for (table, number), candidate in zip(mine, (chosen - pool.starts).tolist(), strict=True):
-        trial.put(table, Place(number, candidate, (rank,)))
-    if (left < 0).any() or not trial.norm < state.norm * (1 - _GAIN):
-        return False
-    state.become(trial)
-    return True
+        state.put(table, Place(number, candidate, (rank,)))
+    return bool((left >= 0).all())
 
 
 def _place_anew(state: State, rank: int) -> bool:
     """Find a better place for a table of a rank and the tables bundled with it."""
-    enough, share = state.norm * (1 - _GAIN), state.seconds_on(rank)
-    bundle_of = state.space.bundle_of
+    share, bundle_of = state.seconds_on(rank), state.space.bundle_of
     for table in sorted(share, key=lambda table: -share[table])[:_TRIED]:
         trial = state.copy()
         for own in bundle_of[table]:
             trial.take(own)
-        if trial.place(bundle_of[table]) and trial.norm < enough:
-            state.become(trial)
+        if trial.place(bundle_of[table]) and _improved(state, trial):
             return True
     return False
 
