@@ -447,9 +447,15 @@ def test_a_known_word_beside_codes_is_no_header(tmp_path: Path) -> None:
     assert open_log(tmp_path / "log.csv").tables == {"c0": 4, "c1": 4}
 
 
-@pytest.mark.parametrize(("line", "names"), [("user,,item", {"user", "item"}), ("u,,", None)])
+HEADERS = {"user,,item": {"user", "item"}, '"a\nuser",,item': {"a\nuser", "item"}, "u,,": None}
+
+
+@pytest.mark.parametrize(("line", "names"), HEADERS.items())
 def test_a_column_without_a_name(tmp_path: Path, line: str, names: set[str] | None) -> None:
-    """Numbers below names show a header. Below no name they may be in a sample."""
+    """Numbers below names show a header, as of a spreadsheet's two lines of text in a field.
+
+    Below no name they may be in a sample.
+    """
     rows = "1,2,7\n2,3,8\n" if names else "v,x,7\nw,y,8\n"
     (tmp_path / "log.csv").write_text(f"{line}\n{rows}")
     log = open_log(tmp_path / "log.csv")

@@ -19,8 +19,8 @@ from placer.errors import DataError
 _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
-_ANY_NAME = re.compile(r"^[^\n]*[^\W\d][^\n]*$")
-"""Names allowed if other signs show a header, such as numbers below: ``CTR (%)``, ``7d``."""
+_ANY_NAME = re.compile(r"[^\W\d]")
+"""Found in all names if other signs show a header, such as numbers below: ``CTR (%)``, ``7d``."""
 _NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
 """Matches a line of interactions."""
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")
@@ -221,7 +221,7 @@ def _is_header(rows: list[list[str]], nulls: Sequence[str]) -> bool:
     columns = list(zip(*(row for row in others if len(row) == len(first)), strict=False))
     known = [[one for one in column if one and one not in nulls] for column in columns]
     names = [name for name in named if name]
-    if any(map(_is_number, names)) or not all(map(_ANY_NAME.match, names)):
+    if any(map(_is_number, names)) or not all(map(_ANY_NAME.search, names)):
         return False
     # An index that pandas wrote has no name, and neither has a column after a final separator.
     unnamed = {place for place, name in enumerate(named) if place and not name}
