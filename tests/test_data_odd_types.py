@@ -81,6 +81,22 @@ def test_views_of_lists_are_read_in_their_order() -> None:
     assert bags_of(pa.table({"user": objects}).slice(1), "user.id") == [[], [5, 0]]
 
 
+def test_types_that_arrow_computes_little_with() -> None:
+    """Decimals of 32 and 64 bits, runs of equal values, and texts of polars' arrays."""
+    small = [decimal.Decimal(7), None, decimal.Decimal(3)]
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array([7, None]))
+    texts = pa.array([["0000000a", "0000000b"], None], pa.list_(pa.string_view(), 2))
+    for kind in (pa.decimal32(5, 0), pa.decimal64(12, 0)):
+        assert bags_of(pa.table({"id": pa.array(small, kind)}), "id") == [[7], [0], [3]]
+        lists = pa.array([small, []], pa.list_(kind))
+        assert bags_of(pa.table({"id": lists}), "id") == [[7, 0, 3], []]
+    assert bags_of(pa.table({"id": runs}).slice(0, 2), "id") == [[7], [0]]
+    inside = pa.ListArray.from_arrays([0, 2, 3], runs)
+    assert bags_of(pa.table({"id": inside}), "id") == [[7, 0], [0]]
+    how = {"id_mapping": "hash", "rows": 12}
+    assert bags_of(pa.table({"id": texts}), "id", **how) == [[10, 11], []]
+
+
 def test_unsigned_ids(tmp_path: Path) -> None:
     whole = pa.array([decimal.Decimal(UNSIGNED), None], pa.decimal128(20, 0))
     how = {"id_mapping": "hash", "rows": 1009}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from placer.data.files.stores import partitions, reported, shown
 from placer.data.formats.columns import (
@@ -20,7 +21,7 @@ from placer.data.formats.columns import (
 )
 from placer.data.formats.values import raw_batch
 from placer.data.inference import PARTITION, infer_columns
-from placer.data.keys import list_offsets
+from placer.data.keys import is_list, list_offsets
 from placer.data.layout import IdType, Layout, NamedColumns
 from placer.data.source import Place, RawBatch, Source, Span
 from placer.errors import DataError
@@ -215,6 +216,8 @@ def _plain(array: pa.Array) -> pa.Array:
         return array
     if isinstance(array, pa.ExtensionArray):
         return _plain(array.storage)
+    if pa.types.is_run_end_encoded(kind):
+        return _plain(pc.run_end_decode(array))
     if isinstance(kind, pa.StructType):
         names = [field.name for field in kind]
         return pa.StructArray.from_arrays(list(map(_plain, array.flatten())), names)
@@ -224,9 +227,13 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the plain type of extension types (Hugging Face) and views (polars)."""
+    """Return the plain type of extension types (Hugging Face), views (polars) and others."""
     if isinstance(kind, pa.BaseExtensionType):
         return _plain_type(kind.storage_type)
+    if pa.types.is_run_end_encoded(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)  # Arrow computes little with these.
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
@@ -234,7 +241,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
     is_view = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
-    if is_view or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_view or is_list(kind):
         value = _plain_type(kind.value_type)
         return pa.large_list(value) if is_view or value != kind.value_type else kind
     return kind
