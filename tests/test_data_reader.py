@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from data_cases import refused
 from fast_and_full import examples
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from placer.data import open_log, vocabulary
@@ -78,13 +78,21 @@ def test_an_encoding_of_another_log_is_refused(log_path: Path) -> None:
 
 
 @examples(30)
-@given(one=BAGS, two=BAGS, min_count=st.integers(1, 3), merge_at=st.sampled_from([1, 10, 1000]))
+@example(one=[[8, 8, 3], [5]], two=[[], []], min_count=1, merge_at=1, rows=3)
+@given(
+    one=BAGS,
+    two=BAGS,
+    min_count=st.integers(1, 3),
+    merge_at=st.sampled_from([1, 10, 1000]),
+    rows=st.integers(1, 14),
+)
 def test_a_vocabulary_does_not_depend_on_how_the_log_is_cut(
     tmp_path_factory: pytest.TempPathFactory,
     one: list[list[int]],
     two: list[list[int]],
     min_count: int,
     merge_at: int,
+    rows: int,
 ) -> None:
     size = min(len(one), len(two))
     table = pa.table({"a": pa.array(one[:size], pa.list_(pa.int64())), "b": two[:size]})
@@ -97,11 +105,14 @@ def test_a_vocabulary_does_not_depend_on_how_the_log_is_cut(
             for key in sorted(bag):
                 expected[key] = expected.get(key, 0) + 1
     kept = [key for key, count in expected.items() if count >= min_count]
+    kept = sorted(sorted(kept, key=lambda key: -expected[key])[: rows - 1], key=[*expected].index)
     for samples in (1, 7, 1000):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(vocabulary, "_CHUNK_SAMPLES", samples)
             patch.setattr(vocabulary, "_MIN_MERGE", merge_at)
-            found = build_vocabularies(source, {"a": "t", "b": "t"}, {"t": min_count}, {}, None)
+            found = build_vocabularies(
+                source, {"a": "t", "b": "t"}, {"t": min_count}, {"t": rows}, None
+            )
         assert found["t"].keys.tolist() == kept
 
 

@@ -121,10 +121,10 @@ def build_vocabularies(
 
 def vocabulary_of(run: Run, min_count: int, rows: int | None) -> Vocabulary:
     """Return the vocabulary of a table with distinct keys `run`; see `build_vocabularies`."""
-    kept: Sequence[int] | _Int = np.flatnonzero(run.counts >= min_count)
+    kept = np.flatnonzero(run.counts >= min_count)
     if rows is not None and len(kept) > rows - 1:
         by_count = np.lexsort((run.first[kept], -run.counts[kept]))
-        kept = np.asarray(kept)[by_count[: rows - 1]]
+        kept = np.sort(kept[by_count[: rows - 1]])
     # Keys of one bag share a place. The stable sort keeps their order.
     order = np.argsort(run.first[kept], kind="stable")
     return Vocabulary(run.keys[kept][order])
