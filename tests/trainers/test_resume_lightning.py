@@ -2,6 +2,7 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import lightning
 import pytest
@@ -91,6 +92,32 @@ def test_a_resumed_run_is_equal(in_folder: bool, late: bool, grows: bool, tmp_pa
     assert_same(everything(second, second.applied), everything(whole, whole.applied))
     assert not second._load_state_dict_pre_hooks
     assert_keys_came_and_went(whole.applied)
+
+
+def test_fabric_saves_and_resumes(tmp_path: Path) -> None:
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+
+    def started(seed: int) -> dict[str, Any]:
+        model, applied = placed(seed=seed)
+        made = fabric.setup(model, torch.optim.Adam(model.parameters(), lr=0.01))
+        applied.update_with(made[1])
+        return {"model": made[0], "optimizer": made[1], "tables": applied}
+
+    def trained(run: dict[str, Any]) -> dict[str, Any]:
+        for item, pages, label in DataLoader(TensorDataset(*samples()), BATCH):
+            run["optimizer"].zero_grad()
+            logits = run["model"](item, pages)
+            loss = nn.functional.binary_cross_entropy_with_logits(logits, label)
+            fabric.backward(loss)
+            run["optimizer"].step()
+        return run
+
+    first = trained(started(0))
+    fabric.save(tmp_path / "first.ckpt", first)
+    second = started(1)
+    fabric.load(tmp_path / "first.ckpt", second)
+    both = [everything(run["model"], run["tables"]) for run in map(trained, (second, first))]
+    assert_same(*both)
 
 
 def test_a_checkpoint_without_the_state_is_refused(tmp_path: Path) -> None:

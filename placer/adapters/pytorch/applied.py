@@ -28,16 +28,17 @@ class UpdateHandle:
     """Apply the accumulated gradients. From then on, backward passes update the tables."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class AppliedPlan(Summarized):
     """The placed tables of a model.
 
     Trainers save and resume with `state_dict` and `load_state_dict` what the model's own state dict
     lacks. This is all that `Stateful` of `torch.distributed.checkpoint` and Accelerate's
-    ``register_for_checkpointing`` need.
+    ``register_for_checkpointing`` need. It is no dataclass, because Lightning's Fabric takes those
+    apart.
     """
 
-    tables: Mapping[str, PlacedTable]
+    def __init__(self, tables: Mapping[str, PlacedTable]) -> None:
+        self.tables = tables
 
     def summary(self) -> dict[str, str]:
         """See `Summarized`."""
