@@ -264,6 +264,24 @@ def test_gradients_accumulate_until_an_optimizer_steps(kind: str) -> None:
     assert not torch.equal(after, applied.tables["item"].weight())
 
 
+@pytest.mark.parametrize("removed", [0, 1])
+def test_an_optimizer_of_two_models_drops_gradients_after_one_is_left(removed: int) -> None:
+    models = clicks(), clicks()
+    plans = [apply_plan(one, plan_for("hbm"), lr=LR) for one in models]
+    dense = torch.optim.SGD([weight for one in models for weight in one.parameters()], lr=LR)
+    handles = [applied.update_with(dense) for applied in plans]
+    handles[removed].remove()
+    kept, item = models[1 - removed], plans[1 - removed].tables["item"]
+    before = item.weight()
+    kept(batch(0)).sum().backward()
+    dense.zero_grad()
+    dense.step()
+    assert torch.equal(before, item.weight())
+    handles[1 - removed].remove()
+    kept(batch(0)).sum().backward()
+    assert not torch.equal(before, item.weight())
+
+
 @pytest.mark.parametrize("place", ["ids", "offsets", "weights"])
 def test_inputs_that_change_before_the_backward_pass_train_nothing_else(place: str) -> None:
     mode = "mean" if place == "offsets" else "sum"

@@ -98,11 +98,13 @@ class AppliedPlan(Summarized):
 
         def remove() -> None:
             hook.remove()
-            optimizer.__dict__.pop("zero_grad", None)
+            if optimizer.zero_grad is drop:  # Otherwise, that of another plan calls `drop`.
+                optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
             update_tables(tables)
             for table in tables:
                 table.waits = False
                 table.set_lr_share(1.0)
+            tables.clear()
 
         for table in tables:
             table.waits = True
