@@ -457,7 +457,9 @@ def test_a_column_without_a_name(tmp_path: Path, line: str, names: set[str] | No
     Below no name they may be in a sample.
     """
     rows = "1,2,7\n2,3,8\n" if names else "v,x,7\nw,y,8\n"
-    (tmp_path / "log.csv").write_text(f"{line}\n{rows}")
+    for part in ("log.csv", "next.csv"):
+        (tmp_path / part).write_text(f"{line}\n{rows}")
     log = open_log(tmp_path / "log.csv")
     assert set(log.tables) == (names or {"c0", "c1", "c2"})
     assert not names or "left out: no name" in log.notes[0]
+    assert open_log(tmp_path).notes == log.notes

@@ -68,7 +68,9 @@ class DelimitedSource(ColumnSource):
             table = _sample(file, start, known)
             if known.header and len(self.files) > 1:
                 last = self.files[-1]
-                names = header_names(last, head_lines(last).partition(b"\n")[0], known)
+                head = head_lines(last)
+                ends = record_ends(head, bool(known.quotes))[0]
+                names = header_names(last, head[: int(ends[0])] if ends.size else head, known)
                 self.notes += self._further_columns(last, names, table.column_names)
             schema = self._partitions.added_to(table.schema)
             self._known = known
