@@ -1,6 +1,8 @@
 """``--topology auto`` on the machine that the tests run on."""
 
+import itertools
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 
 from placer import Topology
 from placer.errors import TopologyError
-from placer.topology.detect import GpuReading, host_memory_bytes, machine
+from placer.topology.detect import GpuReading, host_memory_bytes, machine, measure_host
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 with_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no GPU")
@@ -65,24 +67,31 @@ def test_a_machine_of_what_was_measured() -> None:
 
 def test_peers_that_outrun_the_host_link_have_nvlink() -> None:
     def readings(peer: float) -> list[GpuReading]:
-        return [GpuReading("A100", 2**30, 1.4e12, 25e9, peer), GpuReading("A100", 1, 1, 25e9, 9e11)]
+        return [GpuReading("A100", 2**30, 1.4e12, 25e9, peer), GpuReading("A100", 1, 1, 12e9, 9e11)]
 
     fast = Topology(**vars(machine(readings(240e9), 2**30, 80e9)))
     assert fast.peer_bytes_per_s("gpu:1") == 240e9
     assert "nvlink bandwidth" in fast.sources
     slow = Topology(**vars(machine(readings(20e9), 2**30, 80e9)))
-    assert slow.peer_bytes_per_s("gpu:1") == 25e9
+    assert slow.peer_bytes_per_s("gpu:1") == 12e9
     assert "nvlink bandwidth" not in slow.sources
+
+
+def test_bytes_of_rows_and_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(seconds)))
+    # Each repetition takes a second: 65,536 rows of 512 bytes are read and written, 64 MiB copied.
+    assert measure_host() == (2 * 2**16 * 512, 2**26)
 
 
 def test_control_groups_limit_memory(tmp_path: Path) -> None:
     whole = host_memory_bytes(tmp_path)
     assert whole > 2**28
-    group = tmp_path / "sys/fs/cgroup/kubepods/pod1"
+    group = tmp_path / "sys/fs/cgroup/kubepods/pod:1"
     group.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)
     membership = tmp_path / "proc/self/cgroup"
-    membership.write_text("0::/kubepods/pod1\n")
+    membership.write_text("0::/kubepods/pod:1\n")
     (group / "memory.max").write_text("max\n")
     assert host_memory_bytes(tmp_path) == whole
     (group.parent / "memory.max").write_text("268435456\n")
