@@ -21,6 +21,7 @@ from torchrec.distributed.planner.planners import (
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import DataType
 from torchrec.optim import RowWiseAdagrad
 from torchrec_cases import plan_of_all, shard, table
 
@@ -32,8 +33,10 @@ from placer.adapters.torchrec import (
     split_tables,
     to_sharding_plan,
 )
+from placer.adapters.torchrec.read import topology_of
 from placer.errors import BackendError, PlanError, PlanMismatchError
 from placer.plan.verify import violations
+from placer.topology.devices import Gpu, Host
 
 META = torch.device("meta")
 
@@ -207,6 +210,14 @@ class TestRefusals:
         plan = plan_for(own, *blocks, gpus=4)
         with pytest.raises(PlanMismatchError, match="'t': of blocks of 2 of its 5 rows rank 3"):
             converted(plan, 4)
+        # A narrower table is served with it, unless both are fetched ahead.
+        tables, cached = (own, table("w", 8, 4)), {"lookup": "cached", "cache_rows": 1}
+        shards = [replace(block, memory="dram", **cached) for block in blocks]
+        shards += [shard("w", (2 * n, 2 * n + 2), (0, 4), f"gpu:{n}", **cached) for n in range(4)]
+        plan = Plan(tables, machine(4), tuple(shards))
+        assert converted(plan, 4).plan
+        with pytest.raises(PlanMismatchError, match="'t': of blocks of 2 of its 5 rows rank 3"):
+            converted(plan, 4, prefetch_pipeline=True)
 
     def test_plans_that_are_not_the_models_or_not_sound(self) -> None:
         half, every = replace(OWN, dtype="float16"), plan_of_all()
@@ -254,7 +265,7 @@ class TestRefusals:
 
     def test_hosts_of_other_sizes_than_the_ranks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         blocks = [of_t(5 * n, 5 * n + 5, f"gpu:{n}") for n in range(2)]
-        plan = plan_for(OWN, *blocks, hosts=2)
+        plan = Plan((OWN,), machine(2, 2, servers=1), tuple(blocks))
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
         assert converted(plan, 4).plan["ebc"]["t"].sharding_type == "table_row_wise"
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
@@ -315,6 +326,22 @@ class TestReading:
         assert [gpu.memory_bytes for gpu in back.topology.gpus] == [1 << 20] * 2
         assert back.shards == plan.shards
 
+    @pytest.mark.parametrize("compute_device", ["cuda", "cpu"])
+    def test_a_machine_of_torchrecs_is_measured_per_second(self, compute_device: str) -> None:
+        per_ms = ("hbm_mem_bw", "ddr_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw")
+        speeds = dict(zip(per_ms, range(1, 6), strict=True))
+        made = topology_of(TorchRecTopology(4, compute_device, 1 << 20, 1 << 21, 0, 2, **speeds))
+        on_cpu = compute_device == "cpu"
+        memory, speed = (1 << 21, 2e3) if on_cpu else (1 << 20, 1e3)
+        assert made.gpus == tuple(
+            Gpu(f"gpu:{rank}", f"host:{rank // 2}", memory, speed, 0.0) for rank in range(4)
+        )
+        host_memory = 0 if on_cpu else 2 << 21
+        assert made.hosts == tuple(Host(f"host:{host}", host_memory, 2e3) for host in range(2))
+        of_links = {"pcie": 3e3, "nvlink": 4e3, "network": 2 * 5e3}
+        assert [link.bytes_per_s for link in made.links] == [of_links[k.kind] for k in made.links]
+        assert (len(made.links), made.emulated) == (10, on_cpu)
+
     def test_plans_that_torchrec_would_train_wrong(self) -> None:
         plan = plan_for(OWN, of_t(0, 5, "gpu:0"), of_t(5, 10, "gpu:1"))
         model = model_for(OWN)
@@ -343,6 +370,9 @@ class TestReading:
         moved = to_sharding_plan(plan_for(OWN, of_t(0, 10, "gpu:1")), model, env_of(2))
         with pytest.raises(PlanMismatchError, match="on rank 1, but"):
             from_sharding_plan(moved, model, on_one)
+        model.ebc.embedding_bag_configs()[0].data_type = DataType.INT8
+        with pytest.raises(PlanMismatchError, match="'t' is of INT8; plans know float32"):
+            from_sharding_plan(found, model, plan.topology)
 
     def test_unpooled_tables(self) -> None:
         own = table("t", 10, pooling="none")
