@@ -181,6 +181,7 @@ def test_more_of_a_resource_is_never_a_loss() -> None:
     more = [one for one in answer.effects if "batch" not in one.change]
     assert len(more) >= 5
     assert all(one.gain is not None and one.gain >= 0 for one in more)
+    assert all(one.bound_s is not None and one.bound_s <= one.step_time_s for one in more)
 
 
 def test_links_that_a_machine_lacks_are_not_asked_about(answer: WhatIf) -> None:
