@@ -126,8 +126,10 @@ def test_a_plan_with_drives_is_sound_and_reads_back(tmp_path: Path) -> None:
     assert read.topology.hosts == plan.topology.hosts
     assert Problem.of_plan(plan, problem.profile).sha256 == problem.sha256
     instance = Instance(problem, Roofline())
-    for name in problem.profile.table_names:
-        assert placements_of(instance, plan, name) is not None
+    found = [placements_of(instance, plan, name) for name in problem.profile.table_names]
+    placements = [placed for one in found for placed in one.placements]
+    again = build_plan(instance, placements, [shard for one in found for shard in one.replicas])
+    assert set(again.shards) == set(plan.shards)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def read_shards(
     at = topology.serving_numbers
     if not shards or any(device not in at for shard in shards for device in shard.devices):
         return None
-    everywhere = [shard for shard in shards if len(shard.devices) > 1 and shard.row_count]
+    everywhere = [shard for shard in shards if len(shard.devices) > 1]
     replicated_rows = _head_of(table, everywhere, topology.gpus_by_id.keys())
     if replicated_rows is None:
         return None
@@ -70,8 +70,6 @@ def read_shards(
     for shard in shards:
         if len(shard.devices) == 1:
             by_gpu.setdefault(at[shard.devices[0]], []).append(shard)
-    if replicated_rows and replicated_rows == table.rows:
-        by_gpu = {gpu: mine for gpu, mine in by_gpu.items() if any(s.row_count for s in mine)}
     searched = set(map(_sorted, options))
     for option in sorted(
         _options_of(table, replicated_rows, by_gpu, options, len(topology.gpus)),
