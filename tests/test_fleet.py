@@ -177,6 +177,7 @@ cost_of = attrgetter("cost_per_billion_samples")
 @example([row(0, 10.0, 5.0, 0.0), row(1, 10.5, 4.0, 0.0)], 10.0)
 @example([row(0, 10.0, 10.0, 0.0), row(1, 40.0, 8.0, 1.0)], 15.0)
 @example([row(0, 10.0, 10.0, 0.0), row(1, 40.0, 8.0, 1.0)], 20.0)
+@example([row(0, 10.0, 5.0, 0.0), row(1, 40.0, 10.0, 1.0)], 20.0)
 @given(ROWS, NUMBERS)
 def test_the_answer_is_the_cheapest_that_is_in_time(
     rows: list[CompareRow], within_s: float

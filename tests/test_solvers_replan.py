@@ -385,6 +385,22 @@ def test_gpus_of_other_kinds_and_pins_keep_their_parts() -> None:
         assert matched_gpus(instance, new, old, found, {}) == expected
 
 
+def test_gpus_keep_column_slices_whose_row_slices_move() -> None:
+    instance = Instance(problem_of(skewed("t", 90, 3), topology=machine(4)), MODEL)
+    option = ShardingOption(2, (4, 12))
+    shards = instance.shards(0, option)
+    plans = [
+        build_plan(instance, [Placement(s, gpu, 7) for s, gpu in zip(shards, gpus, strict=True)])
+        for gpus in ((0, 1, 2, 3), (3, 2, 1, 0))
+    ]
+    was = {
+        0: OldTable(option, tuple(zip(shards, ("gpu:3", "gpu:2", "gpu:1", "gpu:0"), strict=True)))
+    }
+    found = [placements_of(instance, plans[0], "t")]
+    gpus = matched_gpus(instance, *plans, found, was)
+    assert [{gpus[0], gpus[1]}, {gpus[2], gpus[3]}] == [{2, 3}, {0, 1}]
+
+
 def test_an_old_option_stays_if_others_of_its_kind_are_searched() -> None:
     instance = Instance(problem_of(zipf_table("t", 1000), topology=machine(4)), MODEL)
     options = instance.options_of(0)
