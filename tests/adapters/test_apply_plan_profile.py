@@ -61,17 +61,20 @@ def test_batches_and_steps() -> None:
     assert profile.samples == 5 * BATCH
     # Negatives that are drawn for a batch belong to its samples.
     tables = nn.ModuleDict({"user": nn.Embedding(9, 2), "tag": nn.Embedding(9, 2)})
-    tables["item"] = nn.Embedding(9, 2)
+    tables["item"], tables["one"] = nn.Embedding(9, 2), nn.Embedding(9, 2)
     ids = torch.arange(9).repeat(4)
 
     def forward(users: torch.Tensor) -> None:
         tables["user"](users)
         tables["tag"](users)
         tables["item"](ids)
+        tables["one"](torch.tensor(7))
 
     drawn = profile_model(tables, [torch.arange(4)], forward=forward)
     assert drawn.samples == 4
     assert drawn["item"].table.lookups_per_sample == 9
+    assert drawn["one"].counts.hottest().tolist() == [7]
+    assert drawn["one"].table.lookups_per_sample == 1 / 4
 
 
 def test_names_and_what_cannot_be_profiled() -> None:
