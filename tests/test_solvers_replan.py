@@ -196,6 +196,7 @@ def test_drift_is_weighed_over_the_horizon() -> None:
     fastest = min(one.step_time_s for one in far.candidates)
     assert many.step_time_s == pytest.approx(fastest)
     assert fastest <= named(far, "from scratch").step_time_s
+    assert named(far, "1 step of search").step_time_s < named(far, "refill").step_time_s
     # Hot rows are not where they were: what is kept is slower than it was.
     assert at_once.old_step_time_s > old.solver.step_time_s * 1.01
     assert 0 < many.break_even_steps < 10**9
