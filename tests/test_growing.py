@@ -92,6 +92,7 @@ def test_rows_whose_ids_are_unknown_are_refused() -> None:
     hashed = (mapped(Hash(100)), mapped(Hash(140)))
     with pytest.raises(PlanMismatchError, match="ids are hashed to rows"):
         earlier_rows(plan(100), plan(140), hashed)
+    assert earlier_rows(plan(9), plan(9), (mapped(Hash(9)),) * 2)["t"].tolist() == [*range(9)]
     with pytest.raises(PlanMismatchError, match="mapped in another way"):
         earlier_rows(plan(100), plan(100), (mapped(Identity(100)), encoding(*range(99))))
     with pytest.raises(PlanMismatchError, match=r"dtype float32 .* and bfloat16"):
@@ -133,6 +134,7 @@ def test_a_run_goes_on_with_more_ids(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "b").iterdir()] == ["step-000000000008"]
     assert "is there already" in fail(*grow)
     assert '"new_rows": ' in made.stdout
+    assert load(tmp_path / "b").data["ids_sha256"] == Plan.load(new).provenance.ids_sha256
     was, now = (load(tmp_path / runs).tensors["embeddings"]["item.weight"] for runs in "ab")
     names = [placer_profile(tmp_path / day) for day in ("old", "new")]
     common = sorted(set(names[0]) & set(names[1]))

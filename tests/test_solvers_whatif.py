@@ -189,7 +189,9 @@ def test_links_that_a_machine_lacks_are_not_asked_about(answer: WhatIf) -> None:
     assert "peer" in words
     assert "network" not in words
     two = problem_of(zipf_table("t", 1000), topology=Topology.parse("2x1xh100"))
-    assert effect(whatif(two, MODEL), "network").gain is not None
+    linked = whatif(two, MODEL)
+    assert effect(linked, "network").gain is not None
+    assert effect(linked, "2 more hosts without GPUs").gain >= 0
 
 
 @pytest.mark.slow

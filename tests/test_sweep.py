@@ -504,6 +504,8 @@ def test_bad_sweeps_are_refused() -> None:
         sweep([BIG_BASIN], {"dense": (8,)}, Roofline(), placements=["moon"])
     with pytest.raises(ProblemError, match="needs a platform"):
         sweep([], {"dense": (8,)}, Roofline())
+    with pytest.raises(ProblemError, match="named more than once: zion, zion"):
+        sweep([ZION, ZION], {"dense": (8,)}, Roofline())
     for name in ("nonsense", "lab.yaml", "8xh900"):
         with pytest.raises(TopologyError, match="no machine whose FLOP rates are known"):
             platform(name)
