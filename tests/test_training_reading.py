@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoint_cases import load
 from fast_and_full import examples, mostly_slow
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from training_cases import QUICK, ArrayLog, plan_for, small_log
 
@@ -159,6 +159,7 @@ def lengths(bags: Bags) -> np.ndarray:
     return np.ones(bags.ids.size) if bags.offsets is None else np.diff(bags.offsets)
 
 
+@example(ends=[7, 25], size=10, done=1)
 @given(
     ends=st.lists(st.integers(1, 59), max_size=5),
     size=st.integers(1, 70),
