@@ -56,6 +56,8 @@ from placer.plan.verify import violations
 from placer.tables import DType
 from placer.topology.devices import Drive
 from solvers import solve
+from solvers.model.build_plan import build_plan
+from solvers.model.instance import Instance, Placement
 
 PLAIN = Roofline(RooflineConstants(1.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0))
 """The model whose kernels reach all of every bandwidth and move nothing besides rows."""
@@ -302,6 +304,27 @@ def test_curves_of_servers_are_what_their_plans_cost(model: StepEquation) -> Non
         used = device_memory(plan)["host:1"].total_bytes
         assert used <= curve.hbm_bytes[0] <= used + 1
         assert curve.phase_s[:, 0] == pytest.approx(np.array(report.phase_s)[:, 1])
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ShardingOption(),
+        ShardingOption(2),
+        ShardingOption(2, blocked=True),
+        ShardingOption(replicated_rows=1),
+    ],
+    ids=str,
+)
+def test_curves_of_servers_count_the_maps_of_their_rows(option: ShardingOption) -> None:
+    problem = problem_of(counted_table("t", [4, 3, 2, 1]), topology=machine(1, servers=2))
+    instance = Instance(problem, Roofline())
+    shards = instance.shards(0, option)
+    placements = [Placement(shard, gpu, 0) for gpu, shard in enumerate(shards, 1)]
+    memory = device_memory(build_plan(instance, placements, instance.replicas(0, option)))
+    for gpu, shard in enumerate(shards, 1):
+        used = memory[f"host:{gpu}"].total_bytes
+        assert used <= instance.curve(shard, gpu).hbm_bytes[0] <= used + 1
 
 
 def test_hosts_pool_as_slowly_as_an_h100_waited_for() -> None:
