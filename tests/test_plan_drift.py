@@ -224,6 +224,14 @@ def test_links_that_rows_cross() -> None:
     assert moved(here, in_dram("t", *whole), two) == "gpu:0 pcie out"
     assert moved(here, in_dram("t", *whole, "gpu:1"), two) == "gpu:0 pcie out"
     assert moved(in_dram("t", *whole), in_dram("t", *whole, "gpu:1"), two) == ""
+    # The drive writes fewer blocks than it reads.
+    disk = two.with_memory(ssd="1MiB")
+    slow = replace(disk.hosts[0].drive, reads_per_s=9e4, writes_per_s=1e4)
+    disk = replace(disk, hosts=(replace(disk.hosts[0], drive=slow), *disk.hosts[1:]))
+    cold = replace(in_dram("t", *whole), memory="ssd", staging_rows=24)
+    ends = [plan_of(SGD, shard, topology=disk) for shard in (here, cold)]
+    out, back = (migration(diff(*pair)).seconds for pair in (ends, ends[::-1]))
+    assert out == pytest.approx(9 * back)
     # A GPU that is not there any more can be read once more.
     assert moved(there, here, machine(2), one) in ("gpu:1 nvlink out", "gpu:0 nvlink in")
     alone = replace(two, links=tuple(link for link in two.links if link.kind != "network"))
