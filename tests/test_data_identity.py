@@ -86,6 +86,10 @@ def test_another_vocabulary_of_the_same_size_is_refused(
         train(plan, other, CONFIG)
     assert profile_of(plan, folder / "plan.json", folder / "other", other_data=True) is not None
     assert train(plan, other, replace(CONFIG, other_data=True)).steps == 2
+    (known,) = Profile.load(folder / "profile").tables
+    Profile((replace(known, table=replace(known.table, name="page")),)).save(folder / "page")
+    with pytest.raises(PlanMismatchError, match=r"'item' is missing; .* --like it$"):
+        profile_of(plan, folder / "plan.json", folder / "page", other_data=True)
     unknown = replace(plan, provenance=Provenance())  # As of earlier versions.
     assert train(unknown, other, CONFIG).steps == 2
 
