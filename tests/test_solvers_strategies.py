@@ -343,6 +343,27 @@ def test_a_shortage_beside_a_server_with_room_that_may_not_serve() -> None:
     assert result.termination.shortages[0].device == "host:0"
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "rows", "words"),
+    [
+        (10**9, 1, "the GPUs have 1 KiB and hosts without GPUs 2 MiB together"),
+        (1, 50_000, "HBM (1 KiB) and DRAM (3 MiB)"),
+        (1, 40_000, "Take hosts with more memory (--dram is of hosts with GPUs)"),
+    ],
+)
+def test_memory_of_servers_is_not_called_that_of_gpus(
+    batch_size: int, rows: int, words: str
+) -> None:
+    sizes = {"gpu:0": 1 << 10, "host:0": 1 << 20, "host:1": 2 << 20}
+    problem = problem_of(
+        zipf_table("t", rows), topology=sized(machine(1, servers=1), sizes), batch_size=batch_size
+    )
+    pinned = Constraints.of({"t": TableRule(devices=("host:1",))})
+    end = run("beam", replace(problem, constraints=pinned), time_limit_s=5.0).termination
+    assert end.reason == "infeasible"
+    assert words in end.detail
+
+
 def test_with_the_shortage_more_tables_that_stay_together_fit() -> None:
     each = [zipf_table(f"t{n}", 1000, lookups=8.0) for n in range(5)]
     rules = Constraints(together=(("t0", "t1"), ("t2", "t3")))

@@ -32,6 +32,7 @@ def impossible(instance: Instance) -> Termination | None:
     if failure:
         return failure
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.all_dram_bytes.sum())
+    of_gpus = instance.all_hbm_bytes
     # A shard takes as many bytes of a server as of a GPU with all rows in HBM.
     whole_is_least = instance.sharding_overhead_s is not None
     needs = []
@@ -52,8 +53,9 @@ def impossible(instance: Instance) -> Termination | None:
         return _infeasible(
             Shortage("all GPUs", "hbm", short, "buffers of staged rows and exchanges"),
             f"even with {what} of a step of {counted(instance.problem.batch_size, 'sample')} per "
-            f"GPU take {format_bytes(least_hbm)} of HBM; the GPUs have {format_bytes(hbm)} "
-            f"together, {_LEFT}. Lower --batch-size or raise --hbm{ruled}",
+            f"GPU take {format_bytes(least_hbm)} of HBM; the GPUs have {format_bytes(of_gpus)} "
+            + f"and hosts without GPUs {format_bytes(hbm - of_gpus)} " * (instance.servers > 0)
+            + f"together, {_LEFT}. Lower --batch-size or raise --hbm{ruled}",
         )
     least = math.fsum(need for _, need in needs)
     if least > hbm + dram:
@@ -61,9 +63,9 @@ def impossible(instance: Instance) -> Termination | None:
         return _infeasible(
             Shortage("all hosts", "dram", short, "weights, optimizer state and buffers"),
             f"the tables take {format_bytes(least)} with optimizer state and buffers; HBM "
-            f"({format_bytes(hbm)}) and DRAM ({format_bytes(dram)}), {_LEFT}, together are short "
-            f"by {format_bytes(short)} ({short} bytes). Use more or larger machines, a smaller dim "
-            "or dtype, or an optimizer with less state",
+            f"({format_bytes(of_gpus)}) and DRAM ({format_bytes(hbm + dram - of_gpus)}), {_LEFT}, "
+            f"together are short by {format_bytes(short)} ({short} bytes). Use more or larger "
+            "machines, a smaller dim or dtype, or an optimizer with less state",
         )
     return None
 
@@ -160,12 +162,15 @@ def rows_beyond_their_memories(instance: Instance) -> Termination | None:
     devices = [home.removesuffix(" ssd") for home in homes_short]
     where = [f"the {room[n][0].upper()} of {d}" for n, d in zip(homes_short, devices, strict=True)]
     memory = min(room[home][0] for home in homes_short)  # DRAM, or HBM, or drives.
+    advice = f"Raise --{memory}"
+    if not any(topology.gpus_of(device) or device in topology.gpus_by_id for device in devices):
+        advice = "Take hosts with more memory (--dram is of hosts with GPUs)"
     shortage = Shortage(listed(devices, 4), memory, short, "weights and optimizer state")
     return _infeasible(
         shortage,
         f"rows of {listed(tables, 4)} may only be in {listed(where, 4)}, and take "
         f"{format_bytes(short + has)} ({short + has} bytes) with optimizer state; there are "
-        f"{format_bytes(has)} ({has} bytes), {_LEFT}. Raise --{memory}, or relax constraints",
+        f"{format_bytes(has)} ({has} bytes), {_LEFT}. {advice}, or relax constraints",
     )
 
 
