@@ -23,7 +23,7 @@ from test_solvers import (
 )
 
 from cost_models import Roofline, ShardingOption, TableShard
-from placer import Constraints, Problem, TableRule, Topology
+from placer import Constraints, Problem, Profile, TableRule, Topology
 from placer.constraints.unmet import unmet
 from placer.plan.fields import Memory
 from placer.plan.verify import verify
@@ -438,6 +438,14 @@ def test_where_nothing_fits_memories_are_named() -> None:
     assert f"rows take {format_bytes(taken)} with optimizer state, beside buffers; " in unknown
     sizes = ", ".join(f"{format_bytes(has[m])} of {m.upper()}" for m in ("hbm", "dram", "ssd"))
     assert f"there are {sizes}. " in unknown
+    # Only rows of float32 tables are narrow, unless that is forbidden.
+    float16 = replace(each[1], table=replace(each[1].table, dtype="float16"))
+    of_types = Profile((each[0], float16, each[2]))
+    rules = Constraints.of({"t0": TableRule(forbid=frozenset({"narrow"}))})
+    narrow = replace(problem, profile=of_types, constraints=rules, widths=("int8",))
+    taken = each[0].table.total_bytes + float16.table.total_bytes + 1000 * (31 + 8 + 4)
+    unknown = nothing_fits(Instance(narrow, Roofline()), {}).detail
+    assert f"rows take {format_bytes(taken)} with" in unknown
 
 
 def test_blocks_go_where_their_host_has_memory_left() -> None:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from cost_models import IN_DRAM
 from placer.plan.fields import Memory
 from placer.plan.memory import Shortage, drive_of, home_of, key_map_bytes
 from placer.problem import Problem
-from placer.profile.table_profile import TableProfile
-from placer.tables import ColdDType
 from placer.topology.devices import Gpu, Host
 from placer.units import counted, format_bytes, listed
 from solvers.model.instance import Instance, ShardingOption
@@ -28,7 +27,7 @@ def impossible(instance: Instance) -> Termination | None:
     Every table needs buffers in HBM even without rows there, and all rows and buffers need room in
     HBM and DRAM together. If dividing a table makes neither smaller, only look at whole tables.
     """
-    failure = _beyond_any_placement(instance.problem)
+    failure = _beyond_any_placement(instance)
     if failure:
         return failure
     hbm, dram = float(instance.hbm_bytes.sum()), float(instance.all_dram_bytes.sum())
@@ -70,13 +69,13 @@ def impossible(instance: Instance) -> Termination | None:
     return None
 
 
-def _beyond_any_placement(problem: Problem) -> Termination | None:
+def _beyond_any_placement(instance: Instance) -> Termination | None:
     """Prove that a device has no room for key maps, or all memories together none for rows.
 
     The place of key maps does not depend on the plan. Cost curves do not count bytes on drives, so
     rows are counted here if there are drives.
     """
-    topology = problem.topology
+    problem, topology = instance.problem, instance.problem.topology
     keys = key_map_bytes(topology, problem.growing)
     devices: tuple[Gpu | Host, ...] = (*topology.gpus, *topology.hosts)
     for device in devices:
@@ -92,7 +91,7 @@ def _beyond_any_placement(problem: Problem) -> Termination | None:
             )
     if not any(host.drive for host in topology.hosts):
         return None
-    least = sum(_least_row_bytes(problem, one) for one in problem.profile)
+    least = sum(_least_row_bytes(instance, table) for table in range(instance.tables))
     room = sum(_room_bytes(problem).values())
     if least <= room:
         return None
@@ -105,10 +104,10 @@ def _beyond_any_placement(problem: Problem) -> Termination | None:
     )
 
 
-def _least_row_bytes(problem: Problem, profile: TableProfile, *, narrow: bool = True) -> int:
-    table, widths = profile.table, problem.widths if narrow else ()
-    dtypes: tuple[ColdDType | None, ...] = (None, *widths)
-    return table.rows * min(table.bytes_per_row(dtype=dtype) for dtype in dtypes)
+def _least_row_bytes(instance: Instance, number: int, *, narrow: bool = True) -> int:
+    table = instance.problem.profile.tables[number].table
+    homes = {one.home for one in instance.options_of(number)} if narrow else {IN_DRAM}
+    return table.rows * min(table.bytes_per_row(dtype=home.dtype or None) for home in homes)
 
 
 def _room_bytes(problem: Problem) -> dict[tuple[Memory, str], int]:
@@ -147,7 +146,7 @@ def rows_beyond_their_memories(instance: Instance) -> Termination | None:
                 if allowed is None or allowed[place]
                 for memory in memories
             ).intersection(room)
-        size = _least_row_bytes(problem, profile, narrow=tier != "hbm")
+        size = _least_row_bytes(instance, number, narrow=tier != "hbm")
         tables_in[homes_of[rule]][profile.name] = size
     shortages: list[tuple[int, list[str], list[str]]] = [(0, [], [])]
     for homes in tables_in:
@@ -174,11 +173,11 @@ def rows_beyond_their_memories(instance: Instance) -> Termination | None:
     )
 
 
-def memory_in_words(problem: Problem) -> str:
+def memory_in_words(instance: Instance) -> str:
     """Say what rows take at least, and what memories have."""
-    needed = sum(_least_row_bytes(problem, one) for one in problem.profile)
+    needed = sum(_least_row_bytes(instance, table) for table in range(instance.tables))
     sizes: Counter[Memory] = Counter()
-    for (memory, _), size in _room_bytes(problem).items():
+    for (memory, _), size in _room_bytes(instance.problem).items():
         sizes[memory] += size
     has = ", ".join(f"{format_bytes(size)} of {memory.upper()}" for memory, size in sizes.items())
     return f"rows take {format_bytes(needed)} with optimizer state, beside buffers; there are {has}"
@@ -277,7 +276,7 @@ def nothing_fits(instance: Instance, short_bytes: Mapping[tuple[Memory, int], in
     return Termination(
         "infeasible",
         detail="no assignment of shards to GPUs fits: "
-        + (f"the best one found lacks {words}" if words else memory_in_words(instance.problem))
+        + (f"the best one found lacks {words}" if words else memory_in_words(instance))
         + ". Use more or larger devices, lower --batch-size, or relax constraints",
         shortages=shortages,
     )

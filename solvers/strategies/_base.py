@@ -101,7 +101,7 @@ class Strategy(ABC):
         plan = None if fitting is None else fitted_plan(fitting)
         if plan is not None:
             return plan
-        detail = f"{self.no_plan}; {memory_in_words(search.instance.problem)}"
+        detail = f"{self.no_plan}; {memory_in_words(search.instance)}"
         return search.failure or Termination("no_plan", search.clock.limit_hit, detail)
 
     def assignments(self, search: Search) -> Iterable[Assignment]:
