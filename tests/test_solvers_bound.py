@@ -297,3 +297,11 @@ def test_options_that_cannot_be_cheapest_are_not_missed(
     of_every_s = lagrangian_bound(instance).step_time_s
     assert 0 < late_s <= bound_s <= of_every_s * (1 + 1e-5)
     assert bound_s >= of_every_s * 0.99
+
+
+def test_tables_that_no_gpu_spends_time_on_and_no_server_has_room_for() -> None:
+    unread = Table("t", 1000, 16, features=(Feature("f", 0.0, 1.0, "none"),))
+    topology = sized(machine(1, servers=1, launch_s=0.0), {"host:1": 1000})
+    problem = problem_of(TableProfile(unread, AccessCdf.zipf(1000, 1.0)), topology=topology)
+    with np.errstate(invalid="raise"):
+        assert lagrangian_bound(Instance(problem, Roofline())).step_time_s == 0

@@ -187,7 +187,7 @@ def _server_shares(instance: Instance) -> Float:
         )
         for gpu in (instance.kinds[0], instance.kinds[-1])
     )
-    return np.array(_SERVER_SHARES) * (of_gpu / of_server if of_server else 1.0)
+    return np.array(_SERVER_SHARES) * (of_gpu / of_server if of_gpu and of_server else 1.0)
 
 
 def _bound_at(
