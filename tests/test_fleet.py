@@ -18,7 +18,7 @@ from placer.topology.kinds import GPU_KINDS, LIST_PRICES
 from placer.workloads import named_workload
 from solvers import Limits, solve, solver
 from solvers.analysis.compare import FLEET, SAMPLES, CompareRow, cheapest, fleet, price_of
-from solvers.report.compare import _front
+from solvers.report.compare import _front, fleet_report
 from solvers.result import usable_cores
 
 WORKLOAD = "random-1@3"
@@ -207,7 +207,10 @@ def test_a_machine_whose_search_found_no_plan_may_be_cheaper() -> None:
     found, known = row(0, 10.0, 5.0, 0.0), {"topology": "m1", "price_per_hour": 1.0}
     for status, rivals in (("no_plan", ("m1",)), ("infeasible", ())):
         other = CompareRow(0, "greedy-size", "roofline", status, **known)
-        assert cheapest([found, other], 20.0).rivals == rivals
+        answer = cheapest([found, other], 20.0)
+        assert answer.rivals == rivals
+        words = fleet_report([found, other], answer, 20.0, "").headline[1]
+        assert words.startswith("a better plan, or a first one, if") == bool(rivals)
 
 
 def test_the_command(tmp_path: Path) -> None:

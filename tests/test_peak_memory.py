@@ -272,6 +272,7 @@ def test_report_says_whether_it_fits() -> None:
     tight = replace(tight, topology=replace(tight.topology, gpus=gpus))
     report = memory_report(tight, profile())
     assert "are short in phase" in report.headline[0]
+    assert report.headline[0].endswith("; plan with less --hbm")  # No batch is small enough.
     assert report.facts["free_bytes"] < 0
     assert report.facts["largest_batch_size"] == 0
 

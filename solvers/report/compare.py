@@ -154,11 +154,13 @@ def fleet_report(
         **{name: list(getattr(answer, name)) for name in ("rivals", "without_price")},
     }
     section = Section("fleet", "Machines", shown, tuple(values))
-    return Report(title, (section,), facts, tuple(_words(answer, within_s)))
+    return Report(title, (section,), facts, tuple(_words(rows, answer, within_s)))
 
 
-def _words(answer: Cheapest, within_s: float) -> list[str]:
+def _words(rows: Sequence[CompareRow], answer: Cheapest, within_s: float) -> list[str]:
     row, limit = answer.row, _hours(within_s)
+    planless = [one for one in rows if one.step_time_s is None and one.topology in answer.rivals]
+    better = "a better plan, or a first one" if planless else "a better plan"
     if row is None:
         words = [f"no machine with a price trains a billion samples in {limit}"]
     else:
@@ -166,7 +168,7 @@ def _words(answer: Cheapest, within_s: float) -> list[str]:
         cost, hours = form.number(row.cost_per_billion_samples or 0.0), _hours(row.train_s or 0.0)
         words = [
             f"cheapest in {limit} for a billion samples: {row.topology}, {cost} dollars, {hours}",
-            f"a better plan, if there is one, could be cheaper on {rivals}"
+            f"{better}, if there is one, could be cheaper on {rivals}"
             if rivals
             else "proven at these prices: no plan makes another machine cheaper",
         ]

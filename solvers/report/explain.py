@@ -140,15 +140,15 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
             "largest_batch_size": batch,
         },
         headline=(
-            verdict(worst),
+            verdict(worst, can_shrink=batch > 0),
             f"largest batch that fits this plan: {counted(batch, 'sample')} a GPU; it was made for "
             f"{plan.batch_size:,}",
         ),
     )
 
 
-def verdict(peak: DevicePeak) -> str:
-    """Say whether a step fits, and how many bytes are free or short.
+def verdict(peak: DevicePeak, *, can_shrink: bool = True) -> str:
+    """Say whether a step fits, and how many bytes are free or short; `can_shrink`: the batch can.
 
     >>> from placer.plan.peak_memory import DevicePeak, PhaseMemory
     >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)))
@@ -159,7 +159,7 @@ def verdict(peak: DevicePeak) -> str:
         return f"fits, with {format_bytes(peak.free_bytes)} to spare {where}"
     return (
         f"does not fit: {format_bytes(-peak.free_bytes)} ({-peak.free_bytes} bytes) are short "
-        f"{where}; make the batch smaller, or plan with less --hbm"
+        f"{where}; {'make the batch smaller, or ' * can_shrink}plan with less --hbm"
     )
 
 
