@@ -272,9 +272,14 @@ def test_report_says_whether_it_fits() -> None:
     tight = replace(tight, topology=replace(tight.topology, gpus=gpus))
     report = memory_report(tight, profile())
     assert "are short in phase" in report.headline[0]
-    assert report.headline[0].endswith("; plan with less --hbm")  # No batch is small enough.
+    # No batch is small enough, and with a smaller budget there is less to compare with.
+    assert "gpu:0; name the chip of gpu:0 in the machine's file: " in report.headline[0]
     assert report.facts["free_bytes"] < 0
     assert report.facts["largest_batch_size"] == 0
+    cards = tuple(replace(gpu, chip="t4") for gpu in gpus)
+    large = replace(tight, topology=replace(tight.topology, gpus=cards), batch_size=1 << 28)
+    advice = "; make the batch smaller, or plan with less --hbm"
+    assert memory_report(large, profile()).headline[0].endswith(advice)
 
 
 def test_the_vectors_of_replicas_are_counted_once() -> None:

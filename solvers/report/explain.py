@@ -118,6 +118,13 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
     peaks = peak_memory(plan, profile, capacity_bytes=cards)
     worst = min(peaks, key=lambda peak: peak.free_bytes)
     batch = largest_batch(plan, profile, capacity_bytes=cards)
+    ways = ["make the batch smaller"] if batch else []
+    # Without a card's memory, the peak is compared with the budget: less of it helps nothing.
+    ways.append(
+        "plan with less --hbm"
+        if worst.device in cards
+        else f"name the chip of {worst.device} in the machine's file: only its budget is known"
+    )
     devices = table_of(
         sorted(peaks, key=lambda peak: peak.free_bytes),
         "devices",
@@ -140,18 +147,18 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
             "largest_batch_size": batch,
         },
         headline=(
-            verdict(worst, can_shrink=batch > 0),
+            verdict(worst, ", or ".join(ways)),
             f"largest batch that fits this plan: {counted(batch, 'sample')} a GPU; it was made for "
             f"{plan.batch_size:,}",
         ),
     )
 
 
-def verdict(peak: DevicePeak, *, can_shrink: bool = True) -> str:
-    """Say whether a step fits, and how many bytes are free or short; `can_shrink`: the batch can.
+def verdict(peak: DevicePeak, advice: str) -> str:
+    """Say whether a step fits, and how many bytes are free, or short with some advice.
 
     >>> from placer.plan.peak_memory import DevicePeak, PhaseMemory
-    >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)))
+    >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)), "")
     'fits, with 3 GiB to spare in phase update of gpu:0'
     """
     where = f"in phase {peak.fullest.name} of {peak.device}"
@@ -159,7 +166,7 @@ def verdict(peak: DevicePeak, *, can_shrink: bool = True) -> str:
         return f"fits, with {format_bytes(peak.free_bytes)} to spare {where}"
     return (
         f"does not fit: {format_bytes(-peak.free_bytes)} ({-peak.free_bytes} bytes) are short "
-        f"{where}; {'make the batch smaller, or ' * can_shrink}plan with less --hbm"
+        f"{where}; {advice}"
     )
 
 
