@@ -1,6 +1,7 @@
 """The simulator counts what the executor counts, and what a plain reference counts."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +23,9 @@ from simulator_cases import (
 from placer import Feature, Plan, Table
 from placer.data.log import Bags, Chunk
 from placer.errors import PlanMismatchError
+from placer.simulator.parts import Part, arrange
 from placer.simulator.replay import ReplayOptions
+from placer.simulator.table_reads import TableReader
 from placer.tables import OPTIMIZERS
 
 
@@ -114,3 +117,19 @@ def test_a_host_returns_a_vector_for_each_bag_and_each_lookup_that_is_not_pooled
     bags = Bags(np.array([1, 2, 3])), Bags(np.array([1, 1, 2, 3, 4]), np.array([0, 4, 5, 5]))
     chunk = Chunk(3, dict(zip("fg", bags, strict=True)), np.zeros((3, 0), np.float32))
     assert replay(plan, [chunk])[1].parts.vectors.tolist() == [3 + 5]
+
+
+def test_the_reader_of_a_table_does_not_look_at_the_parts_of_all_tables() -> None:
+    searched = []
+
+    class Parts(tuple[Part, ...]):
+        def __iter__(self) -> Iterator[Part]:
+            searched.append(self)
+            return super().__iter__()
+
+    tables = tuple(Table(name, 10, 8) for name in "abc")
+    shards = tuple(in_hbm(t.name, (n, 10, 2), (0, 8), f"gpu:{n}") for t in tables for n in (0, 1))
+    arranged = arrange(Plan(tables, machine(2), shards))
+    counted = replace(arranged, parts=Parts(arranged.parts))
+    assert [len(TableReader(counted, number)._parts) for number in range(3)] == [2, 2, 2]
+    assert not searched

@@ -7,7 +7,7 @@ executor does.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -80,6 +80,7 @@ class Arrangement:
     routes: Mapping[str, TableRoutes]  # Holders of rows and columns, by table.
     modules: tuple[Module, ...]
     parts: tuple[Part, ...]  # Without parts that have no rows.
+    parts_of: Mapping[int, Sequence[int]]  # Numbers of each table's parts, if it has any.
     # For each arena with a row cache: the parts that use it, in the order of their slots.
     row_caches: Mapping[int, tuple[int, ...]]
 
@@ -132,6 +133,9 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
         own_gpus = [gpu for gpu in plan.topology.gpus if ranks[gpu.id] == process]
         local = local_plan(plan, targets, {}, shards, optimizers, own_gpus)
         builder.add(module, local, {target.name: target for target in targets})
+    parts_of: dict[int, list[int]] = defaultdict(list)
+    for number, part in enumerate(builder.parts):
+        parts_of[part.table].append(number)
     return Arrangement(
         plan,
         world,
@@ -139,6 +143,7 @@ def arrange(plan: Plan, processes: int | None = None) -> Arrangement:
         table_routes(plan, column_slices, torch.device("cpu")),
         tuple(builder.modules),
         tuple(builder.parts),
+        dict(parts_of),
         builder.row_caches,
     )
 

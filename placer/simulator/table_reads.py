@@ -113,7 +113,7 @@ class TableReader:
         plan = arrangement.plan
         self.table = plan.tables[number]
         self._arrangement = arrangement
-        self._parts = [at for at, part in enumerate(arrangement.parts) if part.table == number]
+        self._parts = arrangement.parts_of.get(number, ())
         listed = plan.order_of(self.table.name).kind == "profile"
         self.order = Ranks.in_plan(plan, self.table.name) if listed else None
         # By module for replicated parts; None for all other parts.
