@@ -75,6 +75,31 @@ def test_tables_of_few_gpus_by_hand() -> None:
     assert 3 < equal == pytest.approx(unequal, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("devices", "group", "times"),
+    [
+        ((("host:1",), ("host:1", "host:2"), ("host:1", "host:2")), "", 1.5),
+        ((("host:1",), ("host:1",), ("host:2",)), "", 2.0),
+        ((("host:1", "host:2"), ("host:1", "host:2"), ("host:2", "gpu:0")), "01", 2.0),
+        ((("host:1", "gpu:0"),) * 3, "", 0.0),
+    ],
+)
+def test_tables_of_servers_alone_take_their_time(
+    devices: tuple[tuple[str, ...], ...], group: str, times: float
+) -> None:
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(3)]
+    rules = {f"t{n}": TableRule(devices=of) for n, of in enumerate(devices)}
+    constraints = Constraints.of(rules, [[f"t{n}" for n in group]] if group else [])
+    problem = replace(problem_of(*tables, topology=machine(2, servers=2)), constraints=constraints)
+    instance = Instance(problem, Roofline())
+    of_one_s = float(instance.curve(instance.whole(0), instance.gpus - 1).gpu_s.min())
+    bound_s = constrained_bound(instance)
+    fixed_s = instance.objective_of_servers.fixed_s - instance.fixed_s if times else 0.0
+    assert bound_s == pytest.approx(times * of_one_s + fixed_s)
+    step_time_s = solve(problem, "greedy-cost").step_time_s
+    assert 0 <= bound_s + instance.fixed_s <= step_time_s
+
+
 def test_dense_layers_run_beside_what_host_memory_takes() -> None:
     """A bound by the hosts' memory alone includes the fixed time of a step once, not twice."""
     tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0, exponent=0.3) for n in range(4)]

@@ -70,22 +70,38 @@ def constrained_bound(instance: Instance) -> float:
     limited = []
     for block in instance.blocks(instance.whole(table) for table in range(instance.tables)):
         may_serve = instance.open_gpus(block)
-        if not may_serve[~is_gpu].any() and (len(block) > 1 or not may_serve[is_gpu].all()):
+        is_alone = may_serve[is_gpu].any() != may_serve[~is_gpu].any()
+        if is_alone and (len(block) > 1 or not may_serve[is_gpu].all()):
             limited.append((block, may_serve))
     if not limited:
         return 0.0
     prices = instance.prices[1:]  # The first is infinite.
     none, extra_s = np.zeros_like(prices), instance.sharding_overhead_s
     pricer = OptionPricer(instance, prices, none, none + 1.0, np.inf)
+    hbm_bytes = np.where(is_gpu, instance.hbm_bytes, 0.0)
+    # Fixed time that steps of servers take beyond that of all steps.
+    more_s = instance.objective_of_servers.fixed_s - instance.fixed_s if instance.servers else 0.0
+
+    def on_server_s(shard: TableShard) -> float:
+        kinds = [kind for kind in instance.kinds if not is_gpu[kind]]
+        return min(float(instance.curve(shard, kind).gpu_s.min()) for kind in kinds)
 
     @cache
-    def least_s(table: int) -> Float:
+    def least_s(table: int, on_servers: bool) -> Float:
+        if on_servers:  # All rows are in DRAM, which has no price here.
+            ways = [[whole] for whole in instance.uncut(table)]
+            if extra_s is None:  # Dividing the table may save something.
+                ways = [instance.shards(table, option) for option in instance.options_of(table)]
+            return none + min(sum(map(on_server_s, shards)) for shards in ways)
         costs = pricer.every(table) if extra_s is None else pricer.uncut(table, extra_s)
         least: Float = costs.priced_s.min(axis=0)
         return least
 
     work_s = np.array(
-        [sum(least_s(instance.alike[one.table]) for one in block) for block, _ in limited]
+        [
+            sum(least_s(instance.alike[one.table], not may_serve[is_gpu].any()) for one in block)
+            for block, may_serve in limited
+        ]
     )
     every = np.array([may_serve for _, may_serve in limited])
     masks, of_block = np.unique(every, axis=0, return_inverse=True)
@@ -94,12 +110,14 @@ def constrained_bound(instance: Instance) -> float:
     # Add up the tables whose GPUs are all among those of a mask.
     within = masks.astype(np.float32) @ (~masks).T == 0
     of_masks = np.array([of_masks[inner].sum(axis=0) for inner in within.T])
-    of_masks -= (masks @ instance.hbm_bytes)[:, None] * prices
+    of_masks -= (masks @ hbm_bytes)[:, None] * prices
     of_masks /= masks.sum(axis=1)[:, None]
+    of_masks[~masks[:, is_gpu].any(axis=1)] += more_s
     is_group = [len(block) > 1 for block, _ in limited]
-    largest = (every * instance.hbm_bytes).max(axis=1)[:, None]
-    of_groups = (work_s - largest * prices)[is_group]
-    return max(0.0, float(of_masks.max()), float(of_groups.max(initial=0.0)))
+    largest = (every * hbm_bytes).max(axis=1)[:, None]
+    of_groups = work_s - largest * prices
+    of_groups[~every[:, is_gpu].any(axis=1)] += more_s
+    return max(0.0, float(of_masks.max()), float(of_groups[is_group].max(initial=0.0)))
 
 
 def rough_prices(instance: Instance) -> tuple[float, tuple[float, float, float]]:
