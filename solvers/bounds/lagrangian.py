@@ -18,7 +18,7 @@ Both bounds hold for the whole search space of `solvers.model.instance`.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -125,7 +125,8 @@ def lagrangian_bound(
     is_priced = known is None and (instance.lacks_dram or instance.needs_servers)
     if is_priced and instance.servers:
         rough_s, around = rough_prices(instance)
-        return _refined(instance, 0.0, around, _SERVED_PRICES, known_s=rough_s)
+        bound = _refined(instance, 0.0, around, _SERVED_PRICES, known_s=rough_s)
+        return replace(bound, step_time_s=max(bound.step_time_s, constrained_bound(instance)))
     if known is None:
         prices, part_s = prices_near_full_hbm(instance)
         # No bound here includes the fixed time of a step.
