@@ -190,7 +190,7 @@ def _descend(state: State, clock: Clock) -> None:
 def _fill(state: State, rank: int) -> bool:
     """Choose the candidates of a rank's whole tables again, to use its memory best."""
     trial = state.copy()
-    return _filled(trial, rank) and _improved(state, trial)
+    return _filled(trial, rank, state.step_s) and _improved(state, trial)
 
 
 def _refine(state: State, clock: Clock) -> None:
@@ -204,19 +204,19 @@ def _resize(state: State) -> bool:
 
     A descent changes one rank at a time, so it cannot do this.
     """
-    for table, (number, candidate, slots) in state.places.items():
+    shared = [one for one in state.places.items() if state.group(one[0]).span > 1]
+    for table, (number, candidate, slots) in shared:
         group = state.space.tables[table][number]
-        if group.span == 1:
-            continue
-        sizes = group.tier_bytes[..., 0].sum(axis=(1, 2))
-        order = np.argsort(sizes, kind="stable")
-        at = int(np.flatnonzero(order == candidate)[0])
-        ranks = np.unique(ranks_of(group, slots)).tolist()
-        for other in order[max(0, at - _RESIZED) : at + _RESIZED + 1].tolist():
+        order = np.argsort(group.tier_bytes[..., 0].sum(axis=(1, 2)), kind="stable").tolist()
+        at = order.index(candidate)
+        ranks = np.unique(ranks_of(group, slots))
+        ranks = ranks[np.argsort(-state.seconds[ranks])]  # Most trials end at the slowest one.
+        for other in order[max(0, at - _RESIZED) : at + _RESIZED + 1]:
             trial = state.copy()
             trial.take(table)
             trial.put(table, Place(number, other, slots))
-            if all(_filled(trial, rank) for rank in ranks) and _improved(state, trial):
+            fits = all(_filled(trial, rank, state.step_s) for rank in ranks.tolist())
+            if fits and _improved(state, trial):
                 return True
     return False
 
@@ -229,15 +229,15 @@ def _improved(state: State, trial: State) -> bool:
     return True
 
 
-def _filled(state: State, rank: int) -> bool:
-    """Choose the candidates of a rank's whole tables again; return whether they fit."""
+def _filled(state: State, rank: int, step_s: float) -> bool:
+    """Choose the candidates of a rank's whole tables again; return whether they fit in the step."""
     mine = [
         (table, place.group)
         for table, place in state.places.items()
         if place.slots == (rank,) and state.group(table).span == 1
     ]
     if not mine:
-        return bool((state.free[rank] >= 0).all())
+        return bool((state.free[rank] >= 0).all() and state.seconds[rank] <= step_s)
     for table, _ in mine:
         state.take(table)
     groups = [state.space.tables[table][number] for table, number in mine]
@@ -254,7 +254,7 @@ def _filled(state: State, rank: int) -> bool:
         chosen[table_of[best]] = best
     for (table, number), candidate in zip(mine, (chosen - pool.starts).tolist(), strict=True):
         state.put(table, Place(number, candidate, (rank,)))
-    return bool((left >= 0).all())
+    return bool((left >= 0).all() and state.seconds[rank] <= step_s)
 
 
 def _place_anew(state: State, rank: int) -> bool:
