@@ -337,7 +337,7 @@ def plan(
 
 @_command
 def compare(
-    options: shared.ProblemOptions = BUNDLE,
+    options: shared.MachinesOptions = BUNDLE,
     hbm: Text = replace(HBM, help="Budgets of each GPU: 8GiB,16GiB.", kind=parse_sizes),
     names: Any = option(_COMPARED, "Solvers to compare.", "--solvers", kind=shared.SOLVER_LIST),
     models: Any = option("roofline", "Cost models.", "--cost-models", kind=shared.MODEL_LIST),
@@ -399,7 +399,7 @@ def _print_compared(
 
 @_command
 def fleet(
-    options: shared.ProblemOptions = BUNDLE,
+    options: shared.MachinesOptions = BUNDLE,
     solver: str = option("greedy-cost", "Method that searches for the plans.", kind=_SOLVERS),
     model: str = shared.MODEL,
     asked: shared.FleetOptions = BUNDLE,
@@ -589,8 +589,7 @@ def replan(
 ) -> None:
     """Make the plan that follows another one when accesses or the machine have changed.
 
-    Machine, batch size, pipeline and dense layers are those of the old plan, if not given.
-    Without -o, the result is printed and no plan is kept.
+    What is not given is as in the old plan. Without -o, the result is printed and no plan is kept.
 
     \b
     placer replan --from plan.json --profile tuesday -o new.json

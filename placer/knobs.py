@@ -11,6 +11,7 @@ A command is a function, and its parameters become options. `placer.click_option
 """
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import UnionType
@@ -64,7 +65,7 @@ def options_of(configuration: type, names: str = "", **changed: tuple[Any, Optio
     """Return the options of a dataclass, under the heading `HEADING` of the class.
 
     `names` says which, separated by blanks; by default all. Those in `changed` have other types or
-    options.
+    options. If the class has `DEFAULTS`, that stands after "by default" in all helps.
     """
     hints, heading = get_type_hints(configuration), getattr(configuration, "HEADING", "")
     known: Options = {
@@ -73,7 +74,11 @@ def options_of(configuration: type, names: str = "", **changed: tuple[Any, Optio
         if isinstance(spec := one.metadata.get("option", one.default), Option)
     }
     chosen = {name: (known | changed)[name] for name in names.split() or known}
-    return {name: (hint, replace(spec, heading=heading)) for name, (hint, spec) in chosen.items()}
+    defaults = getattr(configuration, "DEFAULTS", r"\1")
+    for name, (hint, spec) in chosen.items():
+        words = re.sub("by default (.*)", f"by default {defaults}", spec.help)
+        chosen[name] = hint, replace(spec, heading=heading, help=words)
+    return chosen
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, tuple[Any, Options]]:

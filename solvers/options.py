@@ -169,7 +169,9 @@ class ProblemOptions:
     )
     widths: Any = WIDTHS
     exchange_dtype: Any = EXCHANGE
-    pooling: tuple[str, ...] = POOLING
+    pooling: tuple[str, ...] = replace(
+        POOLING, help=POOLING.help.replace("by default sum", "by default the profile's")
+    )
     constraints_path: Path | None = RULES
     pipeline: Pipeline | None = option(
         None,
@@ -177,8 +179,8 @@ class ProblemOptions:
     )
     dense: str | None = option(
         None,
-        "Dense layers to count in step time and memory: none (default), workload, measured:12ms, "
-        "or a file.",
+        "Dense layers to count in step time and memory: workload, measured:12ms, a file or none; "
+        "by default none.",
         kind=_check_dense,
     )
 
@@ -257,18 +259,24 @@ class ProblemOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FollowingOptions(ProblemOptions):
-    """Options of a problem that follows an old plan, which gives the defaults."""
+class MachinesOptions(ProblemOptions):
+    """Options of a problem on several machines."""
 
     topology: str | None = option(
         None,
-        "Machine: 8xh100, 2x8xa100-80, a YAML or TOML file; by default the old plan's.",
+        "Machines, with commas between: 8xh100,lab.yaml; by default this computer, in fleet "
+        "twenty types.",
         kind=A_MACHINE,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingOptions(ProblemOptions):
+    """Options of a problem that follows an old plan, which gives the defaults."""
+
+    DEFAULTS: ClassVar[str] = "the old plan's."
+
     dram: str | None = replace(DRAM, help="Memory budget of each host; by default the old plan's.")
-    batch_size: int | None = option(
-        None, "Samples per GPU and step; by default the old plan's.", least=1
-    )
 
     def following(
         self, old: placer.Plan, hbm: str | None, other_data: bool = False

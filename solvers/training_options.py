@@ -271,4 +271,9 @@ for _name, _kind in {"drive": OutputPath("folder"), "timeout_s": Seconds()}.item
 PILOT = options_of(
     TrainConfig,
     "epochs max_steps batch_size lr embedding_lr optimizer seed device threads",
+    max_steps=(
+        int | None,
+        option(None, "Stop each run after this many steps.", "steps --steps", least=0),
+    ),
+    seed=(int, option(0, "Seed of the first run; the next runs have the next seeds.")),
 )

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import click
 import pytest
 from cli_cases import COMMANDS, Workbench, succeed
 
@@ -76,6 +77,27 @@ def test_what_the_command_line_spells_out_is_what_the_packages_have() -> None:
     assert " ".join(preset_help().split()) in presets
     assert f"[{cost_models.model_names()}]" in " ".join(succeed("plan", "--help").stdout.split())
     assert set(solvers.SOLVERS) == {*default_choices("plan", "--solver")}
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "words"),
+    [
+        ("plan", "--exchange", "by default float32."),
+        ("plan", "--pooling", "by default the profile's."),
+        *(
+            ("replan", one, "by default the old plan's.")
+            for one in ("--exchange", "--dim", "--dense")
+        ),
+        ("fleet", "--topology", "in fleet twenty types."),
+        ("train", "--steps", "those before a resumed checkpoint included."),
+        ("pilot", "--steps", "Stop each run after this many steps."),
+        ("train", "--amp", "tables keep theirs."),
+    ],
+)
+def test_help_says_what_holds_without_an_option(command: str, option: str, words: str) -> None:
+    [found] = [one for one in main.commands[command].params if option in one.opts]
+    assert isinstance(found, click.Option)
+    assert (found.help or "").endswith(words)
 
 
 def default_choices(command: str, option: str) -> list[str]:

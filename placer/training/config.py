@@ -86,7 +86,7 @@ class TrainConfig:
     # Float16 is left out: its gradients need a scale, which the embeddings' update in the backward
     # pass would have to undo.
     amp: Literal["bfloat16"] | None = knob(
-        None, "Compute the MLPs in this type; weights and embeddings stay float32."
+        None, "Compute the MLPs in this type; their weights stay float32, tables keep theirs."
     )
     other_data: bool = knob(
         False, "Accept another log or vocabulary than the plan or the checkpoint was made with."
