@@ -101,7 +101,7 @@ EXECUTOR = RooflineConstants(
 
 
 class Roofline(StepEquation):
-    """A cost model of bytes over bandwidths, as above; see `cost_models.CostModel`.
+    """A cost model of bytes over bandwidths (docs/cost-model.md); see `cost_models.CostModel`.
 
     Examples
     --------

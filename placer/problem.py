@@ -46,8 +46,9 @@ class Problem(Summarized):
         The constraints, applied to these tables and devices (`Constraints.on`). Their `reserve` is
         empty, so that a problem made from this one does not subtract it again.
     pipeline : {"look-ahead", "serial"}
-        ``look-ahead``: while a batch trains, ids of the next batch are exchanged and its rows
-        copied, as `placer train` does. ``serial``: a step begins after the previous one has ended.
+        ``look-ahead``: while a batch trains, rows of the next one are copied, and ids of the one
+        after it exchanged, as `placer train` does. ``serial``: a step begins after the previous
+        one has ended.
     dense : DenseLayers, MeasuredDense, optional
         The dense part that each GPU trains beside the embeddings. Its `reserved_bytes` were
         subtracted from each GPU. None: steps contain only the embeddings' work.

@@ -139,7 +139,7 @@ def whole_table_shard(
 
 
 Pipeline = Literal["look-ahead", "serial"]
-"""``look-ahead`` exchanges the ids of the next batch and copies its rows while a batch trains;
-``serial`` begins a step after the previous step has ended."""
+"""``look-ahead`` copies rows of the next batch while a batch trains, and exchanges ids of
+the batch after it; ``serial`` begins a step after the previous step has ended."""
 
 PIPELINES: tuple[Pipeline, ...] = get_args(Pipeline)
