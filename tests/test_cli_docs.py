@@ -46,6 +46,19 @@ def names_of(command: click.Command) -> set[str]:
     return {name for option in command.params if is_option(option) for name in option.opts}
 
 
+def test_the_page_names_the_commands_without_csv() -> None:
+    shown = re.search(r"\((`placer [^()]*) have no CSV\.\)", PAGE)
+    assert shown is not None
+    formats = {
+        command: option.type.choices
+        for command in COMMANDS
+        for option in main.commands[command].params
+        if "--format" in option.opts and isinstance(option.type, click.Choice)
+    }
+    without = {command for command, choices in formats.items() if "csv" not in choices}
+    assert set(re.findall(r"`placer (\w+)`", shown[1])) == without
+
+
 def test_the_page_names_every_exit_code() -> None:
     codes = re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)
     assert codes == ["0", "1", "2", "3", "4", "130"]
