@@ -1,4 +1,4 @@
-"""DeepCTR-Torch's own `fit`, unchanged: pip install --no-deps deepctr-torch, and scikit-learn.
+"""DeepCTR-Torch's own `fit`, unchanged: pip install deepctr-torch requests.
 
 DeepCTR-Torch adds l2 · Σ w² over *all* rows of its tables in every step, which trains rows that no
 sample reads; a placed table refuses that (docs/pytorch.md). So the penalty on embeddings is 0 here.

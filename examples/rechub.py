@@ -1,4 +1,4 @@
-"""Torch-RecHub's own trainer, unchanged: pip install --no-deps torch-rechub, and scikit-learn.
+"""Torch-RecHub's own trainer, unchanged: pip install torch-rechub.
 
 Its default optimizer decays all weights in every step, those of rows too that no sample reads;
 placed tables do not, so weight_decay is left out here (docs/pytorch.md).
