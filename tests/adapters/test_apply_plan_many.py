@@ -212,6 +212,26 @@ def _bags(part: int, rank: int) -> tuple[Tensor, Tensor]:
     return ids, torch.tensor(offsets)
 
 
+def _disagrees(rank: int, world: int) -> None:
+    model = _Twice("sum")
+    applied = apply_plan(model, plan_of(2, "sgd"), lr=0.1, backend="torch")
+    bag, bags = model.bags[0], _bags(0, rank)
+    weights = torch.ones(8).requires_grad_(rank == 0)
+    words = "rank 0 calls table 'bags.0' to train it and weights where rank 1 calls table 'bags.0' "
+    with pytest.raises(DataError, match=f"{words}to train it;"):
+        bag(*bags, per_sample_weights=weights)
+    applied.tables["bags.0"].set_lr(0.1 + rank)
+    words = "table 'bags.0': rank 0 trains with lr=0.1, eps=.* and rank 1 with lr=1.1, eps="
+    with pytest.raises(DataError, match=words):
+        bag(*bags)
+    applied.tables["bags.0"].set_lr(0.1)
+    bag(*bags, per_sample_weights=torch.ones(8, requires_grad=True)).sum().backward()
+
+
+def test_ranks_that_train_other_things_are_refused_and_go_on() -> None:
+    run(WORLD, [("disagrees", _disagrees, ())]).of("disagrees")
+
+
 def _refills(rank: int, world: int, mode: str) -> Any:
     model = _Twice(mode)
     applied = apply_plan(model, plan_of(2, "sgd"), lr=0.1, backend="torch")

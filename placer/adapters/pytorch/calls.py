@@ -136,6 +136,7 @@ class Call:
     ended: bool = False  # Whether it can no longer get a gradient.
     has_keys: bool = False  # Whether `batch` has keys of a table that grows, not rows.
     key_step: int = 0  # Step of the table's key map.
+    trains_weights: bool = False  # Whether backward gives gradients to the weights of its lookups.
 
     def result(self) -> Tensor:
         """Return the module's output with its graph; look up the rows if they still wait."""

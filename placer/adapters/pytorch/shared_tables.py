@@ -239,9 +239,9 @@ class SharedTables:
         for call in calls:
             constants = struct.unpack("2q", struct.pack("2d", call.table.lr_now, call.table.eps))
             size, weighted = call.batch.batch_size, call.batch.weights is not None
-            number = self._numbers[call.table.name]
+            number, kind = self._numbers[call.table.name], call.trains + 2 * call.trains_weights
             open_steps = call.table.open_calls.steps()
-            own += [number, call.trains, *constants, call.table.updates, size, weighted, open_steps]
+            own += [number, kind, *constants, call.table.updates, size, weighted, open_steps]
         said = [
             [theirs[start : start + _SAID] for start in range(0, len(theirs), _SAID)]
             for theirs in self.whole.said(own)
@@ -259,10 +259,17 @@ class SharedTables:
                         f"{self._words(theirs)}; all ranks must call the same modules in the same "
                         "order, with gradients or without"
                     )
+                if theirs[2:4] != by_rank[0][2:4]:  # Each rank updates the rows that it holds.
+                    lr, eps = struct.unpack("2d", struct.pack("2q", *theirs[2:4]))
+                    first_lr, first_eps = struct.unpack("2d", struct.pack("2q", *by_rank[0][2:4]))
+                    raise DataError(
+                        f"table {name!r}: rank 0 trains with lr={first_lr:g}, eps={first_eps:g} "
+                        f"and rank {rank} with lr={lr:g}, eps={eps:g}; set the same on all ranks"
+                    )
             sizes = tuple(theirs[5] for theirs in by_rank)
             weighted = any(theirs[6] for theirs in by_rank)
             # A table that is called twice is updated once, so its calls do not share a step.
-            group = (times[name] > 1, seen[name], *by_rank[0][1:5], sizes, weighted)
+            group = (times[name] > 1, seen[name], call.trains, *by_rank[0][2:5], sizes, weighted)
             groups[*group, call.has_keys].append(call)
             # Calls that this loop passed before are open, too.
             opened = max(opened, *(theirs[7] + seen[name] for theirs in by_rank))
@@ -306,7 +313,8 @@ class SharedTables:
         return Call(table, -1, batch, trains, output, calls)
 
     def _words(self, said: Sequence[int]) -> str:
-        return f"calls table {self.plan.tables[said[0]].name!r}{' to train it' * said[1]}"
+        kind = ("", " to train it", " to train weights", " to train it and weights")[said[1]]
+        return f"calls table {self.plan.tables[said[0]].name!r}{kind}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {"plan": self.plan, "device": str(self.device), "options": self._options}

@@ -136,8 +136,8 @@ class PlacedTable:
             output = Output((lookups.batch_size, self.table.dim), torch.float32, as_they_are)
         trains = self.trainable and torch.is_grad_enabled()
         call = Call(self, next(self._numbers), batch, trains, output, has_keys=not are_rows)
-        learns = self.trainable or (weights is not None and weights.requires_grad)
-        if not (learns and torch.is_grad_enabled()):
+        call.trains_weights = torch.is_grad_enabled() and getattr(weights, "requires_grad", False)
+        if not (trains or call.trains_weights):
             with torch.no_grad():
                 if self._own is None:
                     return self.shared.look_up(call)
