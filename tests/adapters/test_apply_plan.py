@@ -282,6 +282,26 @@ def test_an_optimizer_of_two_models_drops_gradients_after_one_is_left(removed: i
     assert not torch.equal(before, item.weight())
 
 
+def test_a_later_optimizer_replaces_an_earlier_one() -> None:
+    model = clicks()
+    applied = apply_plan(model, plan_for("hbm"), lr=LR)
+    early, late = (torch.optim.SGD(model.parameters(), lr=LR) for _ in range(2))
+    handles = [applied.update_with(one) for one in (early, late)]
+    item = applied.tables["item"]
+    before = item.weight()
+    model(batch(0)).sum().backward()
+    early.step()
+    early.zero_grad()
+    handles[0].remove()
+    model(batch(1)).sum().backward()
+    assert torch.equal(before, item.weight())
+    late.step()
+    assert not torch.equal(before, (after := item.weight()))
+    handles[1].remove()
+    model(batch(0)).sum().backward()
+    assert not torch.equal(after, item.weight())
+
+
 @pytest.mark.parametrize("place", ["ids", "offsets", "weights"])
 def test_inputs_that_change_before_the_backward_pass_train_nothing_else(place: str) -> None:
     mode = "mean" if place == "offsets" else "sum"

@@ -62,7 +62,8 @@ class AppliedPlan(Summarized):
         and `optimizer.zero_grad()` drops them. With `follow_lr`, a scheduler that changes the
         learning rate of the optimizer's first group changes the tables' rate by the same factor.
         Their own rate is that at the scheduler's base rate, or at the ``max_lr`` of `OneCycleLR`.
-        Call `remove` of the returned handle to update in backward again.
+        Call `remove` of the returned handle to update in backward again. A later call of
+        `update_with` replaces this one; the older handle's `remove` then does nothing.
         """
         check_kinds(optimizer=(optimizer, torch.optim.Optimizer))
         # Accelerate's `prepare` wraps optimizers, without the hooks of their steps.
@@ -102,12 +103,14 @@ class AppliedPlan(Summarized):
                 optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
             update_tables(tables)
             for table in tables:
-                table.waits = False
+                table.updated_with = []
                 table.set_lr_share(1.0)
             tables.clear()
 
         for table in tables:
-            table.waits = True
+            if table.waits:  # The optimizer of an earlier call lets go of it.
+                table.updated_with.remove(table)
+            table.updated_with = tables
         hook = optimizer.register_step_post_hook(update)
         optimizer.zero_grad = drop  # type: ignore[method-assign]
         return UpdateHandle(remove)

@@ -67,7 +67,8 @@ class PlacedTable:
         self.name = self.table.name
         shared.tables[self.name] = self
         self.grows = bool(plan.growing)  # Whether its ids are keys, which get rows when read.
-        self.waits = False  # Whether the optimizer's step updates it, not backward.
+        # The tables that an optimizer's step updates, with this one; empty if backward updates it.
+        self.updated_with: list[PlacedTable] = []
         self.in_state_dict = True  # Whether the model's state dict has the weight.
         self.updates_since_step = 0
         self.guard: RemovableHandle | None = None  # Hook of the emptied parameter.
@@ -114,6 +115,11 @@ class PlacedTable:
     def device(self) -> torch.device:
         """Device that pools rows."""
         return self.shared.device if self._own is None else self._own.device
+
+    @property
+    def waits(self) -> bool:
+        """Whether an optimizer's step updates the table, not backward."""
+        return bool(self.updated_with)
 
     @property
     def backend(self) -> str:
