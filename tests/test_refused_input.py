@@ -147,7 +147,9 @@ def test_counts_do_not_wrap(tmp_path: Path) -> None:
 )
 def test_names_of_tables_are_texts(tmp_path: Path, tables: list[object], kind: str) -> None:
     path = written(tmp_path / "c.parquet", table=tables, id=[1], count=[1])
-    message = rf"column 'table' is {kind}.*; it holds texts" if kind != "null" else "missing values"
+    message = (
+        rf"column 'table' is {kind}.*; it must hold texts" if kind != "null" else "missing values"
+    )
     with pytest.raises(DataError, match=message):
         profile_counts(path, samples=10)
 

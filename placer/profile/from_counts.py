@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from placer.data.formats.base import reading
+from placer.data.formats.base import plain, reading
 from placer.data.formats.columns import check_column
 from placer.data.vocabulary import DistinctKeys, Run
 from placer.errors import DataError
@@ -165,7 +165,7 @@ def parquet_batches(file: str, columns: Sequence[str]) -> Iterator[pa.RecordBatc
     with reading(file, "Parquet"), pq.ParquetFile(file) as parquet:
         for column in columns:
             check_column(file, parquet.schema_arrow, column)
-        for batch in parquet.iter_batches(columns=list(columns)):
+        for batch in map(plain, parquet.iter_batches(columns=list(columns))):
             for column in columns:
                 if batch.column(column).null_count:
                     raise DataError(f"{file}: column {column!r} has missing values")
@@ -176,7 +176,7 @@ def _texts(batch: pa.RecordBatch, name: str, file: str) -> pa.Array:
     column = batch.column(name)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise DataError(f"{file}: column {name!r} is {column.type}; it holds texts")
+        raise DataError(f"{file}: column {name!r} is {column.type}; it must hold texts")
     return column
 
 
