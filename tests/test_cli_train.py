@@ -237,6 +237,9 @@ def test_tensorboard_shows_each_step_once(workbench: Workbench, tmp_path: Path) 
     (auc,) = events.Scalars("auc")
     assert (auc.step, auc.value) == (22, pytest.approx(result["auc"]))
     assert {"samples_per_s", "log_loss"} <= set(events.Tags()["scalars"])
+    refused = invoke(*workbench.training(), "--log-to", f"tensorboard:{workbench.log}")
+    assert refused.exit_code == 1
+    assert refused.stderr.splitlines()[-1] == f"placer: cannot write {workbench.log}: File exists"
 
 
 def test_a_log_that_is_not_installed_says_what_installs_it(

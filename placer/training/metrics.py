@@ -3,6 +3,7 @@
 import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -108,11 +109,8 @@ class JsonLines:
         write_text(self._path, "".join(line for at, line in self._known if at <= step))
 
     def add(self, step: int, metrics: Mapping[str, Any], *, is_last: bool = False) -> None:
-        try:
-            with self._path.open("a") as file:
-                file.write(json.dumps({"steps" if is_last else "step": step, **metrics}) + "\n")
-        except OSError as error:
-            raise PlacerError(f"cannot write {self._path}: {error.strerror}") from error
+        with _writing(self._path), self._path.open("a") as file:
+            file.write(json.dumps({"steps" if is_last else "step": step, **metrics}) + "\n")
 
     def _steps(self) -> Iterator[tuple[int, str]]:
         """Yield each step's number and line. Leave out a last line that was cut short."""
@@ -139,15 +137,25 @@ class _Shown:
         if self._kind == "wandb":
             self._run = self._package.init(project=self._place)
         else:
-            self._events = self._package.SummaryWriter(self._place, purge_step=step + 1)
+            with _writing(self._place):
+                self._events = self._package.SummaryWriter(self._place, purge_step=step + 1)
 
     def add(self, step: int, metrics: Mapping[str, Any], *, is_last: bool = False) -> None:
         if self._kind == "wandb":
             self._run.log(dict(metrics), step=step)
             return
-        for name, value in metrics.items():
-            self._events.add_scalar(name, value, step)
-        self._events.flush()
+        with _writing(self._place):
+            for name, value in metrics.items():
+                self._events.add_scalar(name, value, step)
+            self._events.flush()
+
+
+@contextmanager
+def _writing(place: StrPath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PlacerError(f"cannot write {place}: {error.strerror or error}") from error
 
 
 def metric_logs(file: StrPath | None, others: Iterable[str] = ()) -> list[MetricLog]:
