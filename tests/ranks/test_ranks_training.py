@@ -175,6 +175,8 @@ def bad_batches(rank: int, world: int, plan: Plan) -> str:
 
 
 def other_plans(rank: int, world: int, plans: list[Plan]) -> str:
+    with pytest.raises(PlanMismatchError, match=r"growing tables, lr, eps, betas or rounding;"):
+        sharded(plans[0], lr=0.1 + rank % 2)
     with pytest.raises(PlanMismatchError) as error:
         sharded(plans[rank % 2])
     return str(error.value)

@@ -33,7 +33,7 @@ from placer.plan.plan import Plan
 from placer.tables import OptimizerName
 
 _UPDATES = ("lr", "eps", "betas", "rounding")
-"""Options that servers take from the first trainer."""
+"""Options that are the same on all ranks; servers take them from the first trainer."""
 
 
 class ShardedEmbeddings(Embeddings):
@@ -100,11 +100,12 @@ class ShardedEmbeddings(Embeddings):
         )
         initial = dict(weights or {})
         grows = plan.growing if growing is None else growing
+        updates = {name: options[name] for name in _UPDATES if name in options}
         if ranks is None:
             ranks = TableRanks(plan, process_group, self.device)
             ranks.share(
                 {
-                    **{name: options[name] for name in _UPDATES if name in options},
+                    **updates,
                     "average_gradients": average_gradients,
                     "by_rows": by_rows,
                     "optimizer": optimizer,
@@ -112,11 +113,10 @@ class ShardedEmbeddings(Embeddings):
                     "growing": {name: asdict(how) for name, how in grows.items()},
                 }
             )
-        comm = ranks.comm
-        self._ranks, self._comm = ranks, comm
+        self._ranks, self._comm = ranks, (comm := ranks.comm)
         self.rank, self.world = comm.rank, ranks.trainers.world
         scale = 1 / self.world if average_gradients else 1.0
-        check_same(plan, self.optimizers, grows, comm)
+        check_same(plan, self.optimizers, grows, updates, comm)
         survey = Survey.of(plan, self.features, self.optimizers, comm.world, self.device)
 
         def build(own: Plan, totals: RowTotals | None) -> PlacedEmbeddings:

@@ -128,8 +128,7 @@ class TableRanks:
         """Return the first trainer's settings on all ranks, as servers have no others."""
         if not self._has_servers:
             return dict(settings)
-        text = json.dumps(dict(settings), default=lambda number: number.item())
-        shared: dict[str, Any] = json.loads(self.comm.text_from_first(text))
+        shared: dict[str, Any] = json.loads(self.comm.text_from_first(_as_json(settings)))
         return shared
 
     def begin(self) -> None:
@@ -227,14 +226,23 @@ def _check_role(plan: Plan, rank: int, serves: bool) -> None:
         )
 
 
+def _as_json(settings: Mapping[str, Any]) -> str:
+    return json.dumps(dict(settings), default=lambda one: getattr(one, "item", one.__repr__)())
+
+
 def check_same(
     plan: Plan,
     optimizers: Mapping[str, OptimizerName],
     growing: Mapping[str, Growing],
+    updates: Mapping[str, Any],
     comm: Communicator,
 ) -> None:
-    """Check that all ranks have the same plan. With different plans they would hang."""
-    options = sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])
+    """Check that all ranks have the same plan and options of updates.
+
+    With different plans they would hang; with other options, rows would learn at different rates.
+    """
+    options = [sorted(optimizers.items()), sorted(growing.items(), key=lambda item: item[0])]
+    options.append(_as_json(updates))
     digest = hashlib.sha256(
         repr((plan.tables, plan.shards, plan.exchange_dtype, *options)).encode()
     )
@@ -245,8 +253,8 @@ def check_same(
     other = [rank for rank, theirs in enumerate(said) if theirs != said[0]]
     if other:
         raise PlanMismatchError(
-            f"ranks {other} have another plan than rank 0, or other growing tables; load the same "
-            "file on all of them"
+            f"ranks {other} have another plan than rank 0, or other growing tables, lr, eps, betas "
+            "or rounding; load the same file and pass the same options on all of them"
         )
 
 
