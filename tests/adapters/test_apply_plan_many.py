@@ -226,6 +226,9 @@ def _disagrees(rank: int, world: int) -> None:
         bag(*bags)
     applied.tables["bags.0"].set_lr(0.1)
     bag(*bags, per_sample_weights=torch.ones(8, requires_grad=True)).sum().backward()
+    goes_on = (bag(*bags).sum().backward, partial(bag, *bags))[rank]
+    with pytest.raises(DataError, match="rank 0 updates tables where rank 1 calls modules; all"):
+        goes_on()
 
 
 def test_ranks_that_train_other_things_are_refused_and_go_on() -> None:

@@ -41,6 +41,10 @@ _NONE, _AS_READ, _ANEW = range(3)
 """Ways to update a table. None: it has no gradients. As read: use the graph of its last lookup, if
 each table in that lookup has just one gradient. Anew: look its rows up again."""
 
+_CALLS, _UPDATES, _CLIPS = range(3)
+_DOING = ("calls modules", "updates tables", "clips gradients")
+"""What ranks do together, and its names in an error."""
+
 _SAID = 8
 """How many numbers each rank sends about a call."""
 
@@ -162,7 +166,7 @@ class SharedTables:
         while self._waiting:
             waiting, self._waiting = self._waiting, []
             # Another rank may have called fewer modules before it read an output.
-            ready = min(count for (count,) in self.whole.said([len(waiting)]))
+            ready = min(count for count, *_ in self._agreed(_CALLS, [len(waiting)]))
             try:
                 with own_graph():
                     self._serve(waiting[:ready])
@@ -193,7 +197,7 @@ class SharedTables:
         complete = {step for step in {*begun.values()} if step is not None and step.is_complete()}
         ways = {name: _AS_READ if step in complete else _ANEW for name, step in begun.items()}
         own = [ways.get(name, _NONE) for name in self._numbers]
-        by_table = zip(self._numbers, zip(*self.whole.said(own), strict=True), strict=True)
+        by_table = zip(self._numbers, zip(*self._agreed(_UPDATES, own), strict=True), strict=True)
         kinds = {name: set(said) for name, said in by_table if any(said)}
         for name in kinds:
             self.tables[name].before_update()
@@ -214,7 +218,7 @@ class SharedTables:
         """Return the norm of each table's averaged gradients; see `PlacedTable.gradient_norm`."""
         self.flush()
         tables = list(self.tables.values())
-        called = zip(*self.whole.said([len(table.calls) for table in tables]), strict=True)
+        called = zip(*self._agreed(_CLIPS, [len(table.calls) for table in tables]), strict=True)
         calls = [
             self._anew(table, trains=False)
             for table, counts in zip(tables, called, strict=True)
@@ -229,6 +233,21 @@ class SharedTables:
             (gradient,) = torch.autograd.grad(outputs, rows, gradients)
             norms.append(self.whole.gradient_norm(*by_lookup(call.batch, gradient), norm_type))
         return norms
+
+    def _agreed(self, doing: int, numbers: Sequence[int]) -> list[list[int]]:
+        """Return each rank's numbers, padded to one for each table, if all ranks do the same.
+
+        Messages of all kinds have one length: gloo ends the process if lengths differ.
+        """
+        none = [0] * (len(self._numbers) - len(numbers))
+        said = self.whole.said([doing, *numbers, *none])
+        other = next((rank for rank, theirs in enumerate(said) if theirs[0] != said[0][0]), None)
+        if other is not None:
+            raise DataError(
+                f"rank 0 {_DOING[said[0][0]]} where rank {other} {_DOING[said[other][0]]}; all "
+                "ranks must run forward, backward, clipping and the optimizer's steps equally often"
+            )
+        return [theirs[1:] for theirs in said]
 
     def _made_part(self, names: tuple[str, ...]) -> ShardedEmbeddings:
         return self.whole if len(names) == len(self._numbers) else self.whole.part(names)
