@@ -19,7 +19,7 @@ from problem_cases import counted_table, problem_of, problems, zipf_table
 from test_plan_drift import ids_by_rank
 
 from cost_models import CostModel, CostReport, Roofline, ShardingOption
-from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule
+from placer import AccessCdf, Constraints, Plan, Problem, TableProfile, TableRule, Topology
 from placer.constraints.unmet import unmet
 from placer.errors import ProblemError
 from placer.plan.diff import diff
@@ -28,6 +28,7 @@ from placer.plan.memory import index_buffer_bytes
 from placer.plan.plan import Ranks
 from placer.plan.verify import violations
 from placer.profile.table_profile import RowCounts
+from placer.workloads import named_workload
 from solvers import Limits, solve
 from solvers.analysis import Candidate, Replanned, replan
 from solvers.analysis.kept_plan import matched_gpus, order_within_slices, with_matched_slices
@@ -164,6 +165,15 @@ def test_nothing_moves_where_nothing_has_changed() -> None:
     shown = replan_report(found).to_json()
     assert shown["candidates"][0]["break_even"] == "never needed"
     assert "tables" not in shown
+
+
+def test_refilling_leaves_rows_on_drives_that_are_seldom_read() -> None:
+    """Rows went to drives as if reading them took no time, and steps took twice as long."""
+    topology = Topology.parse("2xt4", hbm="256MiB", dram="512MiB", ssd="1TiB")
+    problem = Problem(named_workload("random-6@2"), topology, 512)
+    old = solve(problem, "greedy-cost", max_steps=30, threads=1).plan
+    found = replan(problem, MODEL, old, LIMITS)
+    assert named(found, "refill").step_time_s < 1.01 * found.old_step_time_s
 
 
 @examples(15)

@@ -24,13 +24,13 @@ from solvers.analysis import kept_plan as staying
 from solvers.model.assignment import Assignment
 from solvers.model.build_plan import build_plan, fitted_plan
 from solvers.model.clock import Clock
-from solvers.model.instance import Instance
 from solvers.model.read_plan import placements_of
 from solvers.registry import solver as solver_called
 from solvers.result import Limits, SolveResult
 from solvers.search.moves import improve
 from solvers.search.old_placement import old_assignment, old_tables
 from solvers.strategies._base import recorded
+from solvers.strategies._search import Search, first_instance
 
 HORIZON_STEPS, _MOST_HORIZON_STEPS = 100_000, 10**15
 """Default and largest number of steps for which a new plan is used."""
@@ -186,7 +186,7 @@ class _Replanning:
         self.problem, self.cost_model, self.old, self.limits = problem, cost_model, old, limits
         self.horizon_steps = horizon
         self.started, self.clock = time.monotonic(), Clock.start(limits)
-        self.instance = Instance(problem, cost_model)
+        self.instance = first_instance(problem, cost_model)
         self.old_tables = old_tables(self.instance, old)
         self.kept_s = 0.0
 
@@ -207,6 +207,9 @@ class _Replanning:
             placement = fresh and placements_of(self.instance, fresh, name)
             return placement.option if placement else self.instance.options_of(number)[0]
 
+        if self.instance.lacks_dram:
+            # The bound's price of DRAM says which rows belong on drives.
+            self.instance = Search.start(self.instance, self.clock).instance
         assignment = old_assignment(self.instance, self.old_tables, option_of_new)
         if assignment is None:
             return

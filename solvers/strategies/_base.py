@@ -23,7 +23,7 @@ from solvers.model.build_plan import fitted_plan
 from solvers.model.clock import Clock
 from solvers.model.instance import Instance
 from solvers.result import Limits, SolveResult, Termination
-from solvers.strategies._search import Search, unreplicated, weighed, weights_of_drives
+from solvers.strategies._search import Search, first_instance, unreplicated, weighed
 
 _FINISH_BOUNDS, _FINISH_S_PER_TABLE, _FINISH_S_PER_PLACE = 0.9, 1e-3, 1e-6
 """Time kept for building, verifying, writing and showing the plan: this many seconds for each table
@@ -71,12 +71,10 @@ class Strategy(ABC):
     def _search(self, problem: Problem, cost_model: CostModel, limits: Limits) -> SolveResult:
         """Search for plans of a machine whose servers, if any, have a part in all exchanges."""
         clock = Clock.start(limits)
-        instance = Instance(problem, cost_model)
+        instance = first_instance(problem, cost_model)
         failure = impossible(instance)
         if failure:
             return SolveResult(None, failure)
-        if instance.lacks_dram:
-            instance = instance.recounted(weights_of_drives(instance))
         search = Search.start(instance, clock)
         places = instance.tables * instance.gpus
         enough_s = _FINISH_S_PER_TABLE * instance.tables + _FINISH_S_PER_PLACE * places

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cost_models.base import Float
+from cost_models import CostModel
+from placer.problem import Problem
 from solvers.bounds.feasibility import nothing_fits, rows_beyond_their_memories, usable_options
 from solvers.bounds.lagrangian import LagrangianBound, lagrangian_bound
 from solvers.model.assignment import Assignment
@@ -195,13 +196,15 @@ They are small, as a few rows in HBM spare a host most of its reads. With DRAM f
 usual, steps were 0.7 and 7% longer without them."""
 
 
-def weights_of_drives(instance: Instance) -> Float:
-    """Return chain weights for tables on drives: only the chain that copies their rows counts."""
+def first_instance(problem: Problem, cost_model: CostModel) -> Instance:
+    """Return an instance; for tables on drives, only the chain that copies their rows counts."""
+    instance = Instance(problem, cost_model)
+    if not instance.lacks_dram:
+        return instance
     schedule = instance.objective.schedule
     copies = {n for n, name in enumerate(schedule.phases) if name in ("copies", "link")}
     with_copies = [n for n, chain in enumerate(schedule.chains) if copies & {*chain}]
-    weights: Float = np.eye(len(schedule.chains))[with_copies[-1] if with_copies else 0]
-    return weights
+    return instance.recounted(np.eye(len(schedule.chains))[with_copies[-1] if with_copies else 0])
 
 
 def weighed(search: Search) -> Search:
