@@ -134,25 +134,28 @@ def whatif(
             break  # A shorter search than the base's cannot be compared.
         # A plan need not use the new hosts. Then they take no part of the network.
         unused = len(changed.topology.hosts) > len(problem.topology.hosts)
-        result = _or_kept(result, base.plan, problem if unused else changed, cost_model)
+        filled_s = base.step_time_s / (1 + (plan_gain or 0.0))
+        result = _or_kept(result, base.plan, problem if unused else changed, cost_model, filled_s)
         effects.append(_effect(name, problem, base, changed, result, plan_gain))
         on_solved(number + 2, len(asked) + 1)
     return WhatIf(base, tuple(effects), found)
 
 
 def _or_kept(
-    result: SolveResult, plan: Plan, changed: Problem, cost_model: CostModel
+    result: SolveResult, plan: Plan, changed: Problem, cost_model: CostModel, filled_s: float
 ) -> SolveResult:
-    """Return the result, or the present plan if it is faster, as more resources do no harm."""
+    """Return the result, with the present plan's time if that is faster: more does no harm.
+
+    `filled_s` is the present plan's step time once its HBM is filled again.
+    """
     # The present plan lacks the buffers of a larger batch.
     if changed.batch_size != plan.batch_size:
         return result
-    step_time_s = cost_model.evaluate(changed, plan).step_time_s
+    step_time_s = min(filled_s, cost_model.evaluate(changed, plan).step_time_s)
     if result.step_time_s is not None and result.step_time_s <= step_time_s:
         return result
-    kept = replace(plan, topology=changed.topology)
     bound_s = None if result.bound_s is None else min(result.bound_s, step_time_s)
-    return replace(result, plan=kept, step_time_s=step_time_s, bound_s=bound_s)
+    return replace(result, step_time_s=step_time_s, bound_s=bound_s)
 
 
 def front(
