@@ -38,7 +38,7 @@ class Limits:
     >>> Limits(time_limit_s=10, seed=1).gap
     0.001
 
-    Raises ProblemError if the time limit or the gap is negative or not a number.
+    Raises ProblemError if the time limit, the gap or the threads are negative or not a number.
 
     Attributes
     ----------
@@ -74,7 +74,8 @@ class Limits:
     spent_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("time limit", self.time_limit_s), ("gap", self.gap)):
+        named = ("time limit", self.time_limit_s), ("gap", self.gap), ("thread count", self.threads)
+        for name, value in named:
             if not value >= 0:
                 raise ProblemError(f"a {name} must be 0 or more, not {value}")
         object.__setattr__(self, "seed", int(self.seed))  # NumPy's integers have no JSON.

@@ -30,7 +30,7 @@ from solvers.strategies._search import Search
 SEARCHES = sorted({*SOLVERS} - {"greedy-size", "greedy-lookup", "greedy-size-lookup", "greedy-dim"})
 
 
-@pytest.mark.parametrize("wrong", [{"time_limit_s": float("nan")}, {"gap": -0.1}])
+@pytest.mark.parametrize("wrong", [{"time_limit_s": float("nan")}, {"gap": -0.1}, {"threads": -1}])
 def test_limits_are_numbers(wrong: dict[str, float]) -> None:
     with pytest.raises(PlacerError, match="0 or more, not"):
         Limits(**wrong)  # type: ignore[arg-type]
