@@ -290,7 +290,9 @@ def test_a_table_on_every_gpu_has_alternatives_and_no_margin() -> None:
 def test_what_the_user_asks_binds(kind: str, rule: TableRule) -> None:
     tables = zipf_table("t", 1000, lookups=50), zipf_table("u", 1000, lookups=40)
     asked = Constraints.of({"t": rule})
-    problem = replace(problem_of(*tables, topology=machine(2)), constraints=asked)
+    # With the tier, what uses the other GPU is faster, with it and without, but does not fit.
+    topology = sized(machine(2), {"gpu:1": 1} if kind == "tier" else {})
+    problem = replace(problem_of(*tables, topology=topology), constraints=asked)
     memory, lookup = ("dram", "staged") if rule.tier == "dram" else ("hbm", "device")
     shards = tuple(
         replace(in_hbm(name, (0, 1000, 1), (0, 16)), memory=memory, lookup=lookup) for name in "tu"
