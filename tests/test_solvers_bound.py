@@ -33,17 +33,22 @@ from solvers.strategies import _search
 from solvers.strategies._search import Search
 
 
-def test_tables_that_few_gpus_may_serve_raise_the_bound() -> None:
-    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=4.0) for n in range(4)]
+# Shards of mostly empty bags of max return fewer vectors than the whole table.
+@pytest.mark.parametrize(("lookups", "pooling"), [(4.0, "sum"), (0.5, "max")])
+def test_tables_that_few_gpus_may_serve_raise_the_bound(lookups: float, pooling: str) -> None:
+    tables = [zipf_table(f"t{n}", 20_000, 32, lookups=lookups, pooling=pooling) for n in range(4)]
     free = problem_of(*tables, topology=machine(4, launch_s=0.0))
-    pinned = replace(free, constraints=Constraints.of({"*": TableRule(devices=("gpu:1",))}))
+    on_one, on_two = (
+        replace(free, constraints=Constraints.of({"*": TableRule(devices=devices)}))
+        for devices in (("gpu:1",), ("gpu:1", "gpu:2"))
+    )
     together = replace(free, constraints=Constraints.of({}, [[f"t{n}" for n in range(4)]]))
     of_free_s = lagrangian_bound(Instance(free, Roofline())).step_time_s
-    for problem in (pinned, together):
+    for problem, times in ((on_one, 3), (on_two, 1.5), (together, 3)):
         instance = Instance(problem, Roofline())
         bound_s = lagrangian_bound(instance).step_time_s
         best_s = solve(problem, "greedy-cost").step_time_s
-        assert 3 * of_free_s < bound_s <= (best_s - instance.fixed_s) * (1 + 1e-9)
+        assert times * of_free_s < bound_s <= (best_s - instance.fixed_s) * (1 + 1e-9)
 
 
 def test_tables_of_few_gpus_by_hand() -> None:
