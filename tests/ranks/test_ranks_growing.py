@@ -436,6 +436,8 @@ def parts_by_themselves(rank: int, world: int, how: Growing) -> None:
     assert_same_bits(contents(whole), contents(cut))
     assert whole.key_counts() == cut.key_counts()
     assert min(counts.evicted for counts in whole.key_counts().values()) > 0
+    _ahead = model.prefetch(BagBatch(ids, offsets - offsets[0], batch.batch_size))
+    assert [each.keys.ahead for each in (cut, *parts)] == [0, 0, 1]
     whole.close(), cut.close()
 
 
