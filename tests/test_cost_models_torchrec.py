@@ -422,6 +422,13 @@ class TestWhatTorchRecKnows:
         assert before == after
         with pytest.raises(TopologyError, match="one HBM bandwidth for all GPUs"):
             own.sharding_options(replace(problem, topology=unequal_machine()), 0)
+        hosts = machine(1, 2)
+        links = (replace(link, bytes_per_s=2 * link.bytes_per_s) for link in hosts.links)
+        sent = []
+        for topology in (hosts, replace(hosts, links=tuple(links))):
+            over = replace(problem, topology=topology)
+            sent.append(own.evaluate(over, plan_for(over, shard)).gpus[0].communication_s)
+        assert 0 < sent[0] == pytest.approx(2 * sent[1])
 
     def test_hosts_of_unequal_sizes(self) -> None:
         topology = machine(2, 2)
