@@ -79,8 +79,6 @@ def constrained_bound(instance: Instance) -> float:
     none, extra_s = np.zeros_like(prices), instance.sharding_overhead_s
     pricer = OptionPricer(instance, prices, none, none + 1.0, np.inf)
     hbm_bytes = np.where(is_gpu, instance.hbm_bytes, 0.0)
-    # Fixed time that steps of servers take beyond that of all steps.
-    more_s = instance.objective_of_servers.fixed_s - instance.fixed_s if instance.servers else 0.0
 
     def on_server_s(shard: TableShard) -> float:
         kinds = [kind for kind in instance.kinds if not is_gpu[kind]]
@@ -112,12 +110,10 @@ def constrained_bound(instance: Instance) -> float:
     of_masks = np.array([of_masks[inner].sum(axis=0) for inner in within.T])
     of_masks -= (masks @ hbm_bytes)[:, None] * prices
     of_masks /= masks.sum(axis=1)[:, None]
-    of_masks[~masks[:, is_gpu].any(axis=1)] += more_s
     is_group = [len(block) > 1 for block, _ in limited]
     largest = (every * hbm_bytes).max(axis=1)[:, None]
-    of_groups = work_s - largest * prices
-    of_groups[~every[:, is_gpu].any(axis=1)] += more_s
-    return max(0.0, float(of_masks.max()), float(of_groups[is_group].max(initial=0.0)))
+    of_groups = (work_s - largest * prices)[is_group]
+    return max(0.0, float(of_masks.max()), float(of_groups.max(initial=0.0)))
 
 
 def rough_prices(instance: Instance) -> tuple[float, tuple[float, float, float]]:
