@@ -144,9 +144,10 @@ def whatif(
 def _or_kept(
     result: SolveResult, plan: Plan, changed: Problem, cost_model: CostModel, filled_s: float
 ) -> SolveResult:
-    """Return the result, with the present plan's time if that is faster: more does no harm.
+    """Return the result, with the present plan's time if that is shorter.
 
-    `filled_s` is the present plan's step time once its HBM is filled again.
+    With more resources, the present plan remains possible. `filled_s` is its step time once its HBM
+    is filled again.
     """
     # The present plan lacks the buffers of a larger batch.
     if changed.batch_size != plan.batch_size:

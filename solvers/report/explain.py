@@ -155,7 +155,7 @@ def memory_report(plan: Plan, profile: Profile) -> Report:
 
 
 def verdict(peak: DevicePeak, advice: str) -> str:
-    """Say whether a step fits, and how many bytes are free, or short with some advice.
+    """Say how many bytes a step leaves free, or how many are short and what to do.
 
     >>> from placer.plan.peak_memory import DevicePeak, PhaseMemory
     >>> verdict(DevicePeak("gpu:0", 5 << 30, (PhaseMemory("update", {"weights": 2 << 30}),)), "")

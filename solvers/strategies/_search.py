@@ -197,7 +197,10 @@ usual, steps were 0.7 and 7% longer without them."""
 
 
 def first_instance(problem: Problem, cost_model: CostModel) -> Instance:
-    """Return an instance; for tables on drives, only the chain that copies their rows counts."""
+    """Return the instance that a search begins with.
+
+    If drives must hold rows, only the chain of phases that copies them counts.
+    """
     instance = Instance(problem, cost_model)
     if not instance.lacks_dram:
         return instance

@@ -99,7 +99,7 @@ class AppliedPlan(Summarized):
 
         def remove() -> None:
             hook.remove()
-            if optimizer.zero_grad is drop:  # Otherwise, that of another plan calls `drop`.
+            if optimizer.zero_grad is drop:  # Another plan may have wrapped it since.
                 optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
             update_tables(tables)
             for table in tables:
@@ -108,7 +108,7 @@ class AppliedPlan(Summarized):
             tables.clear()
 
         for table in tables:
-            if table.waits:  # The optimizer of an earlier call lets go of it.
+            if table.waits:  # An earlier call's optimizer no longer updates it.
                 table.updated_with.remove(table)
             table.updated_with = tables
         hook = optimizer.register_step_post_hook(update)

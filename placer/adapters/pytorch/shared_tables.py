@@ -43,7 +43,7 @@ each table in that lookup has just one gradient. Anew: look its rows up again.""
 
 _CALLS, _UPDATES, _CLIPS = range(3)
 _DOING = ("calls modules", "updates tables", "clips gradients")
-"""What ranks do together, and its names in an error."""
+"""Kinds of exchanges that all ranks take part in, and how errors name them."""
 
 _SAID = 8
 """How many numbers each rank sends about a call."""
@@ -235,9 +235,10 @@ class SharedTables:
         return norms
 
     def _agreed(self, doing: int, numbers: Sequence[int]) -> list[list[int]]:
-        """Return each rank's numbers, padded to one for each table, if all ranks do the same.
+        """Exchange numbers with all ranks; raise DataError if a rank is doing something else.
 
-        Messages of all kinds have one length: gloo ends the process if lengths differ.
+        Return each rank's numbers, with zeros up to one for each table. So messages of all kinds
+        have one length: gloo ends the process if lengths differ.
         """
         none = [0] * (len(self._numbers) - len(numbers))
         said = self.whole.said([doing, *numbers, *none])

@@ -20,7 +20,7 @@ _SEPARATORS = ("\t", ",", "::", ";", "|", "\x01", " ")
 _LINES = 200
 _NAME = re.compile(r"^[^\W\d][\w .:/#()\[\]-]*$")
 _ANY_NAME = re.compile(r"[^\W\d]")
-"""Found in all names if other signs show a header, such as numbers below: ``CTR (%)``, ``7d``."""
+"""A letter. If numbers below show a header, names need no more: ``CTR (%)``, ``7d``."""
 _NUMBERS = re.compile(rb"[0-9]+(?:([ \t]+|,)[0-9]+)*[ \t]*")
 """Matches a line of interactions."""
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:[0-9]{1,3}(?:\.[0-9]{3})+|[0-9]+)(?:,[0-9]+)?")

@@ -82,9 +82,9 @@ _LEAST_RESTARTS = 2
 """Shorten restarts so that each thread makes this many in the time."""
 
 _RESTARTS, _ALIKE, _SAME = 6, 2, 1e-4
-"""Stop annealing after this many restarts if so many of them end with the best step, to within a
-share. On DCNv2 with servers, drives and int8, a third of all restarts end with the best known step,
-and the others with several slower ones."""
+"""Stop annealing once the first number of restarts have ended, if the second number of them reached
+the best step, within the third number as a share. Restarts end at several different steps, so two
+equal ones are rarely both far from the best."""
 
 _RESTART_STEPS = 3000
 """Steps of a run of a restart, for each table and each GPU. On DCNv2 with servers, drives and int8,

@@ -190,7 +190,7 @@ def _descend(state: State, clock: Clock) -> None:
 def _fill(state: State, rank: int) -> bool:
     """Choose the candidates of a rank's whole tables again, to use its memory best."""
     trial = state.copy()
-    return _filled(trial, rank, state.step_s) and _improved(state, trial)
+    return _filled(trial, rank, state.step_s) and _accepted(state, trial)
 
 
 def _refine(state: State, clock: Clock) -> None:
@@ -216,13 +216,13 @@ def _resize(state: State) -> bool:
             trial.take(table)
             trial.put(table, Place(number, other, slots))
             fits = all(_filled(trial, rank, state.step_s) for rank in ranks.tolist())
-            if fits and _improved(state, trial):
+            if fits and _accepted(state, trial):
                 return True
     return False
 
 
-def _improved(state: State, trial: State) -> bool:
-    """Take over a trial's places if it is better; return whether it is."""
+def _accepted(state: State, trial: State) -> bool:
+    """Replace a state's places by a trial's if those are better; return whether they are."""
     if not trial.norm < state.norm * (1 - _GAIN):
         return False
     state.become(trial)
@@ -230,7 +230,7 @@ def _improved(state: State, trial: State) -> bool:
 
 
 def _filled(state: State, rank: int, step_s: float) -> bool:
-    """Choose the candidates of a rank's whole tables again; return whether they fit in the step."""
+    """Choose candidates of a rank's whole tables again; return whether memory and time suffice."""
     mine = [
         (table, place.group)
         for table, place in state.places.items()
@@ -264,7 +264,7 @@ def _place_anew(state: State, rank: int) -> bool:
         trial = state.copy()
         for own in bundle_of[table]:
             trial.take(own)
-        if trial.place(bundle_of[table]) and _improved(state, trial):
+        if trial.place(bundle_of[table]) and _accepted(state, trial):
             return True
     return False
 
